@@ -1,0 +1,149 @@
+"""What crosses the engine's border: requests in, outputs out, and the protocol between.
+
+An agent talks to any engine (torch, simulated, a child process) through `Engine`:
+
+    engine.add(GenerationRequest("r1", prompt_token_ids=(1, 5, 9),
+                                 sampling=SamplingParams(max_tokens=2)))
+    while engine.has_work():
+        for output in engine.step():
+            ...                      # ("r1", index 0, token_ids (42,), text "He", None)
+                                     # ("r1", index 1, token_ids (7,), text "llo", "length")
+
+Rules every engine keeps:
+* each request ends with exactly one output whose `finish_reason` is set;
+* the end-of-sequence or stop token that ends a request is neither in `token_ids` nor counted;
+* tokens that spell a stop string are in `token_ids` and counted, the text is cut before it;
+* `index` of an output equals the number of tokens delivered before it.
+
+No torch here: the agent's and the simulator's processes import this module.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class LatencyClass(StrEnum):
+    """How urgent a request is; the scheduler weighs the classes 10 / 1 / 0.1."""
+
+    REALTIME = "realtime"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. `temperature=0` is greedy; `seed` makes a request repeatable.
+
+    `top_k=0`, `top_p=1`, `min_p=0` and `logprobs=None` switch the feature off;
+    `logprobs=k` asks for the chosen token's log probability and the k best alternatives.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue. Requests share prefix-cache blocks only under one `cache_salt`."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    latency_class: LatencyClass = LatencyClass.STANDARD
+    cache_salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of a delivered token; `top` holds (token_id, token, logprob)."""
+
+    token_id: int
+    token: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step produced for one request.
+
+    `text` is the detokenised delta; it is held back while it could be the start of a stop
+    string or an incomplete UTF-8 sequence, so it may lag behind `token_ids`.
+    `finish_reason` is None, "stop", "length", "cancelled" or "error" (then with `error_code`).
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: str | None = None
+    error_code: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class RequestRejected(Exception):
+    """The caller's mistake, raised by `Engine.add`; nothing was queued.
+
+    Codes: context_length_exceeded, invalid_token_id, empty_prompt, kv_capacity,
+    duplicate_request_id, invalid_sampling.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine; the `num_*_tokens`, steps and seconds are totals since load."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    block_size: int = 0
+    num_steps: int = 0
+    last_step_seconds: float = 0.0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_cached_tokens: int = 0
+    busy_seconds: float = 0.0
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    num_preemptions: int = 0
+
+
+class Engine(Protocol):
+    """One loaded model. Not thread-safe: one thread calls everything."""
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request; raises RequestRejected for the caller's mistake."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at once; the next step reports it. Unknown ids are ignored."""
+
+    def step(self) -> list[RequestOutput]:
+        """Run one iteration and return what it produced."""
+
+    def has_work(self) -> bool:
+        """True while a request is queued, running, or has an output not yet returned."""
+
+    def stats(self) -> EngineStats:
+        """The engine's counters now."""
