@@ -1,0 +1,235 @@
+"""What the application needs of the outside world, as protocols; adapters implement them.
+
+Each port has one contract suite in ``tests/contracts`` that runs on every implementation, the
+in-memory one (``adapters.memory``) included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from controlplane.domain.decider import Event
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Unix seconds, UTC."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back; for leases and timeouts."""
+
+
+# --- the event log ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EventMeta:
+    """Who caused an event and in which connection; ``address`` is the caller's network address."""
+
+    actor: str
+    correlation_id: str = ""
+    causation_id: str = ""
+    address: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """One stored event. ``hash`` chains: SHA-256(previous hash || canonical record)."""
+
+    position: int
+    stream: str
+    version: int
+    event_id: str
+    type: str
+    schema_version: int
+    data: bytes
+    meta: EventMeta
+    recorded_at: float
+    hash: bytes
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """A caller's key and the hash of the body it came with; kept 24 h with the response."""
+
+    key: str
+    body_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    body_hash: str
+    status: int
+    body: bytes
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """``expected_version`` None appends whatever the version is; 0 means the stream is new."""
+
+    stream: str
+    expected_version: int | None
+    events: Sequence[Event]
+    meta: EventMeta
+    idempotency: Idempotency | None = None
+    response_status: int = 200
+    response_body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Durable now. ``position`` is that of the last event (the head's, if none was appended)."""
+
+    position: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    position: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """``epoch`` grows with each change of holder and fences everything done under older ones."""
+
+    name: str
+    holder: str
+    epoch: int
+    expires_at: float
+
+
+class StoreUnavailable(Exception):
+    """The log cannot be written now; ``code`` is store_busy, store_full or store_error."""
+
+    def __init__(self, code: str, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.code, self.retry_after = code, retry_after
+
+
+class EventStore(Protocol):
+    """Append-only, gap-free, commit-ordered. Blocking calls; safe from many threads."""
+
+    def append(self, append: Append) -> Appended:
+        """Durable when it returns. Raises domain VersionConflict, StoreUnavailable."""
+
+    def read_stream(self, stream: str, after_version: int = 0) -> list[RecordedEvent]: ...
+
+    def read_all(self, after: int, limit: int, upto: int | None = None) -> list[RecordedEvent]:
+        """Events with ``after < position`` in order, at most ``limit``; decoded, not verified."""
+
+    def verify(self, after: int = 0) -> Head:
+        """Recompute the chain; raises IntegrityError naming the first bad position."""
+
+    def head(self) -> Head: ...
+
+    def stored_response(self, key: str) -> StoredResponse | None: ...
+
+    def acquire_lease(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:
+        """Take, keep or (None) fail to get the lease."""
+
+    def close(self) -> None: ...
+
+
+class IntegrityError(Exception):
+    """The stored chain is broken at ``position``."""
+
+    def __init__(self, position: int, message: str) -> None:
+        super().__init__(f"position {position}: {message}")
+        self.position = position
+
+
+# --- the inference ledger ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Written, with its reservation, before anything is sent to a node. Tokens are counts."""
+
+    request_id: str
+    tenant_id: str
+    subject: str  # API key id, or "jwt:<sub>", or "user:<name>"
+    endpoint: str
+    requested_model: str
+    route: str
+    arm: str
+    version_id: str
+    latency_class: str
+    num_prompt_tokens: int
+    max_output_tokens: int
+    budget_tokens: int | None
+    budget_period: str
+    at: float
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """How a request ended. ``outcome``: ok | cancelled | error | timeout | unknown."""
+
+    request_id: str
+    outcome: str
+    finish_reason: str
+    error_code: str
+    node_id: str
+    replica_id: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    ttft_ms: float | None
+    queue_ms: float | None
+    duration_ms: float
+    at: float
+    attempts: int = 1
+
+
+class BudgetExceeded(Exception):
+    """Spent plus live reservations plus this request would pass the budget; all in tokens."""
+
+    def __init__(self, limit: int, spent: int, reserved: int, asked: int) -> None:
+        super().__init__(
+            f"budget {limit}, spent {spent}, reserved {reserved}, this request needs {asked}"
+        )
+        self.limit, self.spent, self.reserved, self.asked = limit, spent, reserved, asked
+
+
+class AuditUnavailable(Exception):
+    """The intent could not be made durable: no audit, no service."""
+
+
+class Ledger(Protocol):
+    """Reservation and intent in one transaction, group-committed; a terminal exactly once."""
+
+    async def admit(self, intent: Intent) -> None:
+        """Durable when it returns. Raises BudgetExceeded, AuditUnavailable."""
+
+    async def settle(self, terminal: Terminal) -> bool:
+        """Record the end, capture what was used, release the rest. False if already settled."""
+
+    async def close(self) -> None: ...
+
+
+# --- the bus ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredReplica:
+    """One replica in a node's desired state, free of the wire format."""
+
+    replica_id: str
+    version_id: str
+    device_index: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredNode:
+    node_id: str
+    epoch: int
+    generation: int
+    drain: bool
+    replicas: tuple[DesiredReplica, ...] = field(default_factory=tuple)

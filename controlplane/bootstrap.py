@@ -1,0 +1,1 @@
+"""The only place that chooses adapters: builds each process from its parts."""

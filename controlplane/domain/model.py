@@ -1,0 +1,339 @@
+"""A model with its versions and aliases. Stream ``model-<name>``.
+
+Resolution reads: alias -> model or route; route -> arm -> version; a bare model name means its
+default version, which is the newest one that is not retired unless one was chosen.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.errors import Conflict, Invalid, NotFound
+from controlplane.domain.ids import checked_name
+
+QUANTIZATIONS = ("none", "bf16", "int8", "awq-int4")
+PRIORITIES = ("high", "normal", "best-effort")
+SOURCE_SCHEMES = ("hf", "s3", "file", "pypi", "simulated")
+
+
+class Colocation(msgspec.Struct, frozen=True):
+    """Labels this version wants beside it on a GPU, must not have beside it, and its isolation."""
+
+    labels: tuple[str, ...] = ()
+    affinity: tuple[str, ...] = ()
+    anti_affinity: tuple[str, ...] = ()
+    isolation: str = "shared"  # shared | dedicated
+
+
+class Access(msgspec.Struct, frozen=True):
+    """Who may use the model: everyone, or only the listed tenants."""
+
+    public: bool = True
+    tenants: tuple[str, ...] = ()
+
+
+OPEN_ACCESS = Access()
+
+
+class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that placement, validation and loading need to know of one version. Memory in bytes."""
+
+    version: str
+    source: str
+    format: str = "safetensors"
+    sha256: str = ""
+    gpu_memory: int = 0
+    tensor_parallel: int = 1
+    max_batch: int = 16
+    max_prompt_tokens: int = 2048
+    max_output_tokens: int = 2048
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+    priority: str = "normal"
+    min_replicas: int = 1
+    max_replicas: int = 1
+    policy: str = "continuous"
+    colocation: Colocation = Colocation()
+    draft_model: str = ""
+
+    @property
+    def max_model_len(self) -> int:
+        return self.max_prompt_tokens + self.max_output_tokens
+
+
+# --- events -----------------------------------------------------------------------------------
+class ModelRegistered(Event, frozen=True, tag_field="type", tag="ModelRegistered"):
+    name: str
+    at: float
+
+
+class ModelVersionAdded(Event, frozen=True, tag_field="type", tag="ModelVersionAdded"):
+    name: str
+    spec: VersionSpec
+    at: float
+
+
+class ModelVersionScaled(Event, frozen=True, tag_field="type", tag="ModelVersionScaled"):
+    name: str
+    version: str
+    min_replicas: int
+    max_replicas: int
+    at: float
+
+
+class ModelVersionRetired(Event, frozen=True, tag_field="type", tag="ModelVersionRetired"):
+    name: str
+    version: str
+    at: float
+
+
+class ModelDefaultVersionSet(Event, frozen=True, tag_field="type", tag="ModelDefaultVersionSet"):
+    name: str
+    version: str
+    at: float
+
+
+class ModelAliasAdded(Event, frozen=True, tag_field="type", tag="ModelAliasAdded"):
+    name: str
+    alias: str
+    at: float
+
+
+class ModelAliasRemoved(Event, frozen=True, tag_field="type", tag="ModelAliasRemoved"):
+    name: str
+    alias: str
+    at: float
+
+
+class ModelAccessChanged(Event, frozen=True, tag_field="type", tag="ModelAccessChanged"):
+    name: str
+    access: Access
+    at: float
+
+
+ModelEvent = (
+    ModelRegistered
+    | ModelVersionAdded
+    | ModelVersionScaled
+    | ModelVersionRetired
+    | ModelDefaultVersionSet
+    | ModelAliasAdded
+    | ModelAliasRemoved
+    | ModelAccessChanged
+)
+
+
+# --- state ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Model:
+    exists: bool = False
+    versions: dict[str, VersionSpec] = field(default_factory=dict)
+    retired: frozenset[str] = frozenset()
+    default: str = ""
+    aliases: frozenset[str] = frozenset()
+    access: Access = OPEN_ACCESS
+
+
+def evolve(model: Model, event: ModelEvent) -> Model:
+    match event:
+        case ModelRegistered():
+            return replace(model, exists=True)
+        case ModelVersionAdded(spec=spec):
+            return replace(model, versions={**model.versions, spec.version: spec})
+        case ModelVersionScaled(version=version, min_replicas=low, max_replicas=high):
+            spec = msgspec.structs.replace(
+                model.versions[version], min_replicas=low, max_replicas=high
+            )
+            return replace(model, versions={**model.versions, version: spec})
+        case ModelVersionRetired(version=version):
+            return replace(model, retired=model.retired | {version})
+        case ModelDefaultVersionSet(version=version):
+            return replace(model, default=version)
+        case ModelAliasAdded(alias=alias):
+            return replace(model, aliases=model.aliases | {alias})
+        case ModelAliasRemoved(alias=alias):
+            return replace(model, aliases=model.aliases - {alias})
+        case ModelAccessChanged(access=access):
+            return replace(model, access=access)
+    return model
+
+
+# --- commands ---------------------------------------------------------------------------------
+class RegisterModel(Command, frozen=True):
+    name: str
+    now: float
+
+
+class AddVersion(Command, frozen=True):
+    name: str
+    spec: VersionSpec
+    now: float
+
+
+class ScaleVersion(Command, frozen=True):
+    name: str
+    version: str
+    min_replicas: int
+    max_replicas: int
+    now: float
+
+
+class RetireVersion(Command, frozen=True):
+    name: str
+    version: str
+    now: float
+
+
+class SetDefaultVersion(Command, frozen=True):
+    name: str
+    version: str
+    now: float
+
+
+class AddAlias(Command, frozen=True):
+    name: str
+    alias: str
+    now: float
+
+
+class RemoveAlias(Command, frozen=True):
+    name: str
+    alias: str
+    now: float
+
+
+class ChangeAccess(Command, frozen=True):
+    name: str
+    access: Access
+    now: float
+
+
+ModelCommand = (
+    RegisterModel
+    | AddVersion
+    | ScaleVersion
+    | RetireVersion
+    | SetDefaultVersion
+    | AddAlias
+    | RemoveAlias
+    | ChangeAccess
+)
+
+
+# --- decisions --------------------------------------------------------------------------------
+def decide(model: Model, command: ModelCommand) -> list[Event]:
+    if isinstance(command, RegisterModel):
+        checked_name(command.name)
+        return [] if model.exists else [ModelRegistered(command.name, command.now)]
+    if not model.exists:
+        raise NotFound("model", command.name)
+    match command:
+        case AddVersion(name, spec, now):
+            return _add_version(model, name, spec, now)
+        case ScaleVersion():
+            return _scale(model, command)
+        case RetireVersion(name, version, now):
+            _require_version(model, version)
+            return [] if version in model.retired else [ModelVersionRetired(name, version, now)]
+        case SetDefaultVersion(name, version, now):
+            _require_live(model, version)
+            return [] if model.default == version else [ModelDefaultVersionSet(name, version, now)]
+        case AddAlias(name, alias, now):
+            checked_name(alias, "alias")
+            return [] if alias in model.aliases else [ModelAliasAdded(name, alias, now)]
+        case RemoveAlias(name, alias, now):
+            return [ModelAliasRemoved(name, alias, now)] if alias in model.aliases else []
+        case ChangeAccess(name, access, now):
+            return [] if model.access == access else [ModelAccessChanged(name, access, now)]
+    raise AssertionError(command)
+
+
+def default_version(model: Model) -> str | None:
+    """The version a bare model name means: the chosen one, else the newest not retired."""
+    if model.default and model.default not in model.retired:
+        return model.default
+    live = [version for version in model.versions if version not in model.retired]
+    return live[-1] if live else None
+
+
+def _add_version(model: Model, name: str, spec: VersionSpec, now: float) -> list[Event]:
+    present = model.versions.get(spec.version)
+    if present == spec and spec.version not in model.retired:
+        return []
+    if present is not None:
+        raise Conflict(
+            "version_exists", f"{name}@{spec.version} exists with another specification."
+        )
+    check_spec(spec)
+    return [ModelVersionAdded(name, spec, now)]
+
+
+def check_spec(spec: VersionSpec) -> None:
+    """Raise Invalid for the first rule the specification breaks."""
+    checked_name(spec.version, "version")
+    scheme, separator, rest = spec.source.partition("://")
+    if not separator or scheme not in SOURCE_SCHEMES or not rest:
+        raise Invalid(
+            "source_not_allowed",
+            "source starts with hf://, s3://, file://, pypi:// or simulated://.",
+            "source",
+        )
+    _one_of(spec.quantization, QUANTIZATIONS, "quantization")
+    _one_of(spec.priority, PRIORITIES, "priority")
+    _one_of(spec.format, ("safetensors",), "format")
+    _one_of(spec.policy, ("continuous", "static"), "policy")
+    _one_of(spec.colocation.isolation, ("shared", "dedicated"), "colocation.isolation")
+    for param, value, low, high in (
+        ("gpu_memory", spec.gpu_memory, 1, 2**50),
+        ("tensor_parallel", spec.tensor_parallel, 1, 64),
+        ("max_batch", spec.max_batch, 1, 4096),
+        ("max_prompt_tokens", spec.max_prompt_tokens, 1, 2**24),
+        ("max_output_tokens", spec.max_output_tokens, 1, 2**24),
+    ):
+        if not low <= value <= high:
+            raise Invalid("out_of_range", f"{param} is from {low} to {high}.", param)
+    _check_replicas(spec.min_replicas, spec.max_replicas)
+
+
+def _scale(model: Model, command: ScaleVersion) -> list[Event]:
+    spec = _require_live(model, command.version)
+    _check_replicas(command.min_replicas, command.max_replicas)
+    if (spec.min_replicas, spec.max_replicas) == (command.min_replicas, command.max_replicas):
+        return []
+    return [
+        ModelVersionScaled(
+            command.name, command.version, command.min_replicas, command.max_replicas, command.now
+        )
+    ]
+
+
+def _check_replicas(low: int, high: int) -> None:
+    if not 0 <= low <= high <= 1024 or high < 1:
+        raise Invalid(
+            "out_of_range",
+            "0 <= min_replicas <= max_replicas <= 1024, max at least 1.",
+            "min_replicas",
+        )
+
+
+def _one_of(value: str, allowed: tuple[str, ...], param: str) -> None:
+    if value not in allowed:
+        raise Invalid("invalid_choice", f"{param} is one of {', '.join(allowed)}.", param)
+
+
+def _require_version(model: Model, version: str) -> VersionSpec:
+    spec = model.versions.get(version)
+    if spec is None:
+        raise NotFound("version", version)
+    return spec
+
+
+def _require_live(model: Model, version: str) -> VersionSpec:
+    spec = _require_version(model, version)
+    if version in model.retired:
+        raise Conflict("version_retired", f"Version '{version}' is retired.")
+    return spec
+
+
+DECIDER = Decider("model", Model(), decide, evolve)

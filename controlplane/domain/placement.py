@@ -1,0 +1,141 @@
+"""What should run where. One stream, ``placement``; its version is the generation.
+
+The stream holds decisions only. A plan is appended with the version it was planned from as the
+expected version, so of two planners one wins and the other plans again.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.ids import NodeId, ReplicaId, VersionId
+
+STREAM = "placement"
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One replica on one device. ``replica_id`` names this placement and is never used again."""
+
+    replica_id: ReplicaId
+    version_id: VersionId
+    node_id: NodeId
+    device_index: int
+    memory_bytes: int
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """Why a device was not chosen: a stable code, and the figures behind it."""
+
+    node_id: NodeId
+    device_index: int
+    code: str
+    detail: str
+
+
+class ScoreTerm(msgspec.Struct, frozen=True):
+    name: str
+    value: float
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A feasible device with its score; higher is better."""
+
+    node_id: NodeId
+    device_index: int
+    score: float
+    terms: tuple[ScoreTerm, ...]
+
+
+class Started(msgspec.Struct, frozen=True):
+    assignment: Assignment
+    reason: str
+    candidates: tuple[Candidate, ...]
+    rejections: tuple[Rejection, ...]
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    assignment: Assignment
+    code: str  # retired | node_lost | node_draining | evicted | surplus | failed
+    reason: str
+
+
+class Unplaced(msgspec.Struct, frozen=True):
+    """A replica that is wanted but fits nowhere now."""
+
+    version_id: VersionId
+    num_missing: int
+    code: str
+    reason: str
+    rejections: tuple[Rejection, ...]
+
+
+# --- events -----------------------------------------------------------------------------------
+class PlacementDecided(Event, frozen=True, tag_field="type", tag="PlacementDecided"):
+    """One plan: the difference to its parent, why, and the log position it was planned from."""
+
+    decision_id: str
+    planned_from: int
+    started: tuple[Started, ...]
+    stopped: tuple[Stopped, ...]
+    unplaced: tuple[Unplaced, ...]
+    at: float
+
+
+PlacementEvent = PlacementDecided
+
+
+# --- state ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Placement:
+    generation: int = 0
+    assignments: dict[str, Assignment] = field(default_factory=dict)
+    unplaced: tuple[Unplaced, ...] = ()
+
+
+def evolve(placement: Placement, event: PlacementEvent) -> Placement:
+    match event:
+        case PlacementDecided(started=started, stopped=stopped, unplaced=unplaced):
+            kept = dict(placement.assignments)
+            for stop in stopped:
+                kept.pop(stop.assignment.replica_id, None)
+            for start in started:
+                kept[start.assignment.replica_id] = start.assignment
+            return replace(
+                placement,
+                generation=placement.generation + 1,
+                assignments=kept,
+                unplaced=unplaced,
+            )
+    return placement
+
+
+# --- commands ---------------------------------------------------------------------------------
+class DecidePlacement(Command, frozen=True):
+    decision_id: str
+    planned_from: int
+    started: tuple[Started, ...]
+    stopped: tuple[Stopped, ...]
+    unplaced: tuple[Unplaced, ...]
+    now: float
+
+
+def decide(placement: Placement, command: DecidePlacement) -> list[Event]:
+    same_gaps = [(u.version_id, u.num_missing, u.code) for u in command.unplaced] == [
+        (u.version_id, u.num_missing, u.code) for u in placement.unplaced
+    ]
+    if not command.started and not command.stopped and same_gaps:
+        return []
+    return [
+        PlacementDecided(
+            command.decision_id,
+            command.planned_from,
+            command.started,
+            command.stopped,
+            command.unplaced,
+            command.now,
+        )
+    ]
+
+
+DECIDER = Decider("placement", Placement(), decide, evolve)

@@ -1,0 +1,38 @@
+"""MessagePack in and out, with one typed error for everything malformed."""
+
+from typing import TypeVar
+
+import msgspec
+
+from gpuagent.wire.messages import WIRE_VERSION, Frame, Message
+
+MAX_PAYLOAD_BYTES = 1024 * 1024
+
+T = TypeVar("T", bound=Message | Frame)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[type, msgspec.msgpack.Decoder] = {}
+
+
+class WireError(ValueError):
+    """The bytes are not a message of the expected type and version."""
+
+
+def encode(message: Message | Frame) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes, kind: type[T]) -> T:
+    """Decode ``payload`` as ``kind``; raises WireError on malformed, oversized or newer input."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise WireError(f"{len(payload)} bytes is more than {MAX_PAYLOAD_BYTES}")
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        message: T = decoder.decode(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise WireError(str(error)) from error
+    if message.v > WIRE_VERSION:
+        raise WireError(f"version {message.v} is newer than {WIRE_VERSION}")
+    return message

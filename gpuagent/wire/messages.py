@@ -1,0 +1,258 @@
+"""Every message that crosses the bus between the control plane and the nodes.
+
+The structs here are the whole contract: both sides import this module and nothing else of each
+other. A message carries ``v``, its schema version; a receiver drops what it does not know and
+counts it. Times are Unix seconds (UTC) unless a name ends in ``_ms``; memory is in bytes.
+
+Desired state travels as **one whole value per node** (level-triggered): whoever missed ten
+messages needs only the last. Example: generation 7 says ``replicas=[a, b]``; an agent that runs
+``[a, c]`` stops ``c``, starts ``b``, and ignores anything below generation 7 from then on.
+"""
+
+import msgspec
+
+WIRE_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all wire messages; ``v`` is the schema version."""
+
+    v: int = WIRE_VERSION
+
+
+# --- desired state: control plane -> node (KV bucket "desired", key = node id) -----------------
+
+
+class ReplicaSpec(Message, frozen=True, kw_only=True):
+    """One replica the node should run; a ``replica_id`` is never reused for another placement."""
+
+    replica_id: str
+    version_id: str
+    model: str
+    version: str
+    device_index: int
+    memory_bytes: int
+    source: str
+    sha256: str = ""
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+    isolation: str = "shared"
+    priority: str = "normal"
+    max_batch: int = 16
+    max_batch_tokens: int = 512
+    max_model_len: int = 2048
+    policy: str = "continuous"
+    tensor_parallel: int = 1
+
+
+class DesiredState(Message, frozen=True, kw_only=True):
+    """Everything one node should run. Order: compare ``(epoch, generation)`` lexicographically."""
+
+    cluster_id: str
+    epoch: int
+    generation: int
+    node_id: str
+    drain: bool = False
+    replicas: tuple[ReplicaSpec, ...] = ()
+
+
+# --- observed state: node -> control plane (KV bucket "observed", key = node id) ---------------
+
+
+class Device(Message, frozen=True, kw_only=True):
+    """One accelerator; on a machine without GPUs a share of the CPU's memory."""
+
+    index: int
+    kind: str  # "cpu" | "cuda"
+    name: str
+    memory_bytes: int
+    uuid: str = ""
+
+
+class ReplicaStatus(Message, frozen=True, kw_only=True):
+    """``state`` is pending | downloading | loading | ready | stopping | failed."""
+
+    replica_id: str
+    version_id: str
+    device_index: int
+    state: str
+    reason_code: str = ""
+    reason: str = ""
+    since: float = 0.0
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    peak_bytes: int = 0
+    load_seconds: float = 0.0
+    sha256: str = ""
+    max_model_len: int = 0
+
+
+class ObservedState(Message, frozen=True, kw_only=True):
+    """What the node really runs; ``acked_*`` is the newest desired state it has accepted."""
+
+    node_id: str
+    boot_id: str
+    acked_epoch: int
+    acked_generation: int
+    devices: tuple[Device, ...] = ()
+    replicas: tuple[ReplicaStatus, ...] = ()
+    zone: str = ""
+    labels: dict[str, str] = {}
+    version: str = ""
+    at: float = 0.0
+
+
+# --- telemetry: node -> everyone, core NATS, every 2 s (it is the heartbeat) -------------------
+
+
+class DeviceLoad(Message, frozen=True, kw_only=True):
+    index: int
+    utilization: float  # busy fraction of the step loop since the last report, 0..1
+    memory_used_bytes: int
+    memory_total_bytes: int
+    foreign_bytes: int = 0
+    temperature_c: float = 0.0
+    power_w: float = 0.0
+
+
+class ReplicaLoad(Message, frozen=True, kw_only=True):
+    """Live figures of one replica; rates are per second over the last report interval."""
+
+    replica_id: str
+    version_id: str
+    device_index: int
+    state: str
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    block_size: int = 16
+    prefill_tokens_per_s: float = 0.0  # measured rate while prefilling
+    decode_step_s: float = 0.0
+    generated_tokens: int = 0  # counters since the replica became ready
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    num_preemptions: int = 0
+    last_step_age_s: float = 0.0
+
+
+class Telemetry(Message, frozen=True, kw_only=True):
+    node_id: str
+    boot_id: str
+    seq: int
+    at: float
+    acked_epoch: int = 0
+    acked_generation: int = 0
+    draining: bool = False
+    devices: tuple[DeviceLoad, ...] = ()
+    replicas: tuple[ReplicaLoad, ...] = ()
+
+
+# --- inference: gateway -> node --------------------------------------------------------------
+
+
+class Sampling(Message, frozen=True, kw_only=True):
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+
+
+class Generate(Message, frozen=True, kw_only=True):
+    """Start one generation. A gateway names itself in ``gateway``; frames go to its subject."""
+
+    request_id: str
+    gateway: str
+    replica_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    latency_class: str = "standard"
+    cache_salt: bytes = b""
+    attempt: int = 1
+
+
+class Cancel(Message, frozen=True, kw_only=True):
+    gateway: str
+    request_ids: tuple[str, ...]
+
+
+class Resend(Message, frozen=True, kw_only=True):
+    """A gateway saw a gap: send again everything of these requests from the given token index."""
+
+    gateway: str
+    requests: dict[str, int]
+
+
+# --- frames: node -> gateway, one message per engine step and gateway --------------------------
+
+
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    token: str
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    token: str
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one step added to one request.
+
+    ``index`` counts generated tokens from 0 and is the index of the first id in ``token_ids``.
+    ``finish_reason`` is "" while running, else stop | length | cancelled | error; a terminal
+    delta may carry no token. ``num_*`` are totals so far.
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str = ""
+    error_code: str = ""
+    error_message: str = ""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    queue_ms: float = 0.0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """All deltas of one step for one gateway. ``seq`` counts frames per (boot, gateway) from 1."""
+
+    node_id: str
+    boot_id: str
+    seq: int
+    deltas: tuple[Delta, ...]
+    v: int = WIRE_VERSION
+
+
+# --- what a gateway needs to know of a loaded version (object store "tokenizers") --------------
+
+
+class TokenizerBundle(Message, frozen=True, kw_only=True):
+    """Published by the first agent that loads a version; name = ``version_id``."""
+
+    version_id: str
+    tokenizer_json: bytes
+    chat_template: str = ""
+    bos_token: str = ""
+    eos_token: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int = 0
+    max_model_len: int = 0
+    sha256: str = ""
