@@ -1,0 +1,36 @@
+"""``manage.py create_admin``: the first dashboard user, with a random password."""
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandParser
+
+from controlplane.adapters.access.policy import ROLES
+from controlplane.adapters.access.users import save_user
+
+PASSWORD_FILE = "initial_admin_password"
+
+
+class Command(BaseCommand):
+    help = "Create a dashboard user, or give an existing one a new password; prints it once."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--username", default="admin")
+        parser.add_argument("--role", default="admin", choices=ROLES)
+        parser.add_argument("--tenant", default="", help="Confine the user to one tenant.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        password = os.environ.get("ENGINE_BOOTSTRAP_PASSWORD") or secrets.token_urlsafe(12)
+        save_user(options["username"], password, options["role"], options["tenant"])
+        path = _write_private(Path(settings.DATA_DIR) / PASSWORD_FILE, password)
+        self.stdout.write(f"{options['username']}: {password}   (also in {path}; delete it)")
+
+
+def _write_private(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text + "\n")
+    return path
