@@ -1,0 +1,154 @@
+"""One connection to the bus, with options under which failures are short and visible.
+
+A hung server is noticed in about six seconds (ping 2 s, two outstanding), reconnecting never ends
+and is jittered so that a fleet does not return in one instant, and little is buffered: what cannot
+be sent now is refused now. Errors that the client library only reports to a callback (dropped
+messages of a slow subscription, permission violations) are counted.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, ObjectStoreConfig, StorageType, StreamConfig
+from nats.js.errors import NotFoundError
+
+from gpuagent.wire import subjects
+
+PENDING_BYTES = 256 * 1024
+API_TIMEOUT_S = 3.0
+
+
+class BusUnavailable(Exception):
+    """The bus cannot take this now; nothing was sent, or nobody knows whether it was."""
+
+    code = "bus_unavailable"
+
+    def __init__(self, message: str = "The message bus is not connected.") -> None:
+        super().__init__(message)
+        self.retry_after = 2.0
+
+
+class Bus:
+    """An open connection, its JetStream context, and counts of everything that went wrong."""
+
+    def __init__(self) -> None:
+        self.client = Client()
+        self.errors: Counter[str] = Counter()
+        self.num_reconnects = 0
+        self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.client.is_connected)
+
+    def require_connected(self) -> Client:
+        """The client; raises BusUnavailable rather than let a publish wait in a buffer."""
+        if not self.client.is_connected:
+            raise BusUnavailable()
+        return self.client
+
+    def jetstream(self) -> JetStreamContext:
+        return self.require_connected().jetstream(timeout=API_TIMEOUT_S)
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Call after each reconnection: whatever was missed meanwhile must be looked up."""
+        self._on_reconnect.append(callback)
+
+    async def close(self, deadline_s: float = 3.0) -> None:
+        """Drain for at most ``deadline_s`` seconds, then close."""
+        try:
+            await asyncio.wait_for(self.client.drain(), deadline_s)
+        except (TimeoutError, NatsError):
+            await self.client.close()
+
+    async def _errored(self, error: Exception) -> None:
+        self.errors[type(error).__name__] += 1
+
+    async def _reconnected(self) -> None:
+        self.num_reconnects += 1
+        for callback in self._on_reconnect:
+            await callback()
+
+
+def _jittered(servers: list[Any], info: dict[str, Any]) -> tuple[None, float]:
+    """Any server, after 0.1 to 1 s."""
+    return None, random.uniform(0.1, 1.0)
+
+
+async def connect(
+    url: str,
+    creds: Path | None,
+    name: str,
+    inbox_prefix: str = "_INBOX",
+    timeout_s: float | None = None,
+) -> Bus:
+    """Connect, retrying for ``timeout_s`` seconds (None: for ever); raises BusUnavailable."""
+    bus = Bus()
+    attempt = bus.client.connect(
+        servers=url.split(","),
+        name=name,
+        user_credentials=str(creds) if creds else None,
+        inbox_prefix=inbox_prefix,
+        ping_interval=2,
+        max_outstanding_pings=2,
+        connect_timeout=2,
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=0.3,  # type: ignore[arg-type]  # seconds; used at first connect only
+        reconnect_to_server_handler=_jittered,
+        pending_size=PENDING_BYTES,
+        flush_timeout=2.0,
+        drain_timeout=2,
+        error_cb=bus._errored,
+        reconnected_cb=bus._reconnected,
+    )
+    try:
+        await asyncio.wait_for(attempt, timeout_s)
+    except (TimeoutError, OSError, nats.errors.Error) as error:
+        raise BusUnavailable(f"No connection to {url}: {error or 'timed out'}") from error
+    return bus
+
+
+# --- what the control plane keeps on the bus ------------------------------------------------
+def bucket_config(bucket: str, replicas: int = 1) -> StreamConfig:
+    """A key-value bucket of last values.
+
+    Unlike the client library's own: no rollup header, with which one node could erase the keys of
+    all others, no purge and no delete. ``allow_direct`` puts the key into the read's subject,
+    where a permission can see it.
+    """
+    return StreamConfig(
+        name=f"KV_{bucket}",
+        subjects=[f"$KV.{bucket}.>"],
+        max_msgs_per_subject=1,
+        max_bytes=256 * 1024 * 1024,
+        discard=DiscardPolicy.NEW,
+        storage=StorageType.FILE,
+        num_replicas=replicas,
+        allow_direct=True,
+        allow_rollup_hdrs=False,
+        deny_delete=True,
+        deny_purge=True,
+    )
+
+
+async def ensure_buckets(bus: Bus, replicas: int = 1) -> None:
+    """Create what is missing: buckets desired and observed, object store tokenizers."""
+    jetstream = bus.jetstream()
+    for bucket in (subjects.DESIRED_BUCKET, subjects.OBSERVED_BUCKET):
+        try:
+            await jetstream.stream_info(f"KV_{bucket}")
+        except NotFoundError:
+            await jetstream.add_stream(bucket_config(bucket, replicas))
+    try:
+        await jetstream.stream_info(f"OBJ_{subjects.TOKENIZER_BUCKET}")
+    except NotFoundError:
+        config = ObjectStoreConfig(max_bytes=1024**3, replicas=replicas)
+        await jetstream.create_object_store(subjects.TOKENIZER_BUCKET, config)
