@@ -1,0 +1,238 @@
+"""Continuous batching: budgets, memory, order, preemption, and that everybody finishes."""
+
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuagent.engine.request import LatencyClass, RequestRejected
+from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
+from tests.engine.drive import Driver, request
+
+REALTIME, STANDARD, BATCH = LatencyClass.REALTIME, LatencyClass.STANDARD, LatencyClass.BATCH
+
+
+def driver(**config):
+    defaults = {"num_blocks": 64, "block_size": 4, "max_batch_tokens": 16, "max_num_seqs": 4}
+    return Driver(Scheduler(SchedulerConfig(**{**defaults, **config})))
+
+
+def computed_tokens(output):
+    return {work.request_id: len(work.token_ids) for work in output.work}
+
+
+def test_a_long_prompt_is_chunked_and_never_stalls_decoding():
+    d = driver(max_batch_tokens=6)
+    d.add(request("a", [1, 2], max_tokens=6))
+    d.step()
+    d.add(request("b", range(9)))
+    assert computed_tokens(d.step()) == {"a": 1, "b": 5}
+    assert computed_tokens(d.step()) == {"a": 1, "b": 4}
+    assert computed_tokens(d.step()) == {"a": 1, "b": 1}
+
+
+def test_requests_join_at_any_step_and_leave_at_once():
+    d = driver(max_num_seqs=2)
+    d.add(request("a", [1], max_tokens=1))
+    d.add(request("b", [2], max_tokens=5))
+    d.add(request("c", [3], max_tokens=1))
+    assert set(computed_tokens(d.step())) == {"a", "b"}
+    assert set(computed_tokens(d.step())) == {"b", "c"}
+
+
+def test_a_static_batch_runs_until_all_members_have_finished():
+    d = driver(max_num_seqs=2, policy=Policy.STATIC)
+    for name, max_tokens in (("a", 1), ("b", 3), ("c", 1)):
+        d.add(request(name, [1], max_tokens=max_tokens))
+    steps = [set(computed_tokens(d.step())) for _ in range(4)]
+    assert steps == [{"a", "b"}, {"b"}, {"b"}, {"c"}]
+
+
+def test_the_next_slot_goes_to_the_higher_class():
+    d = driver(max_num_seqs=1)
+    for name, latency_class in (("b", BATCH), ("s", STANDARD), ("r", REALTIME)):
+        d.add(request(name, [1], max_tokens=1, latency_class=latency_class))
+    d.run()
+    assert d.finished == ["r", "s", "b"]
+
+
+def test_within_a_class_the_order_is_that_of_arrival():
+    d = driver(max_num_seqs=1)
+    for name in "abcdef":
+        d.add(request(name, [1], max_tokens=2))
+    d.run()
+    assert d.finished == list("abcdef")
+
+
+def test_batch_is_served_under_endless_realtime_load():
+    """A new realtime request in every step holds a batch request up for a bounded time."""
+    d = driver(max_num_seqs=1)
+    d.add(request("patient", [1], max_tokens=3, latency_class=BATCH))
+    for i in count():
+        d.add(request(f"r{i}", [1], max_tokens=1, latency_class=REALTIME))
+        d.step()
+        if "patient" in d.finished:
+            break
+        assert i < 2000
+    assert i > 20, "and it does not overtake either"
+
+
+def test_realtime_takes_the_slot_of_a_batch_request_which_resumes_unchanged():
+    d = driver(max_num_seqs=2)
+    for name in "ab":
+        d.add(request(name, [1, 2, 3], max_tokens=8, latency_class=BATCH))
+    for _ in range(3):
+        d.step()
+    d.add(request("now", [9], max_tokens=2, latency_class=REALTIME))
+    output = d.step()
+    assert output.preempted == ("b",)
+    assert set(computed_tokens(output)) == {"a", "now"}
+    expected = {r.request_id: d.expected(r) for r in d.requests.values()}
+    d.run()
+    assert d.outputs == expected
+
+
+def test_realtime_takes_the_blocks_of_a_batch_request():
+    d = driver(num_blocks=4)
+    d.add(request("bulk", range(13), max_tokens=3, latency_class=BATCH))
+    d.step()
+    d.add(request("now", [9], max_tokens=2, latency_class=REALTIME))
+    assert d.step().preempted == ("bulk",)
+    d.run()
+    assert d.finished == ["now", "bulk"]
+
+
+def test_realtime_does_not_push_out_a_standard_request():
+    d = driver(max_num_seqs=1)
+    d.add(request("s", [1], max_tokens=3))
+    d.step()
+    d.add(request("r", [1], max_tokens=1, latency_class=REALTIME))
+    d.run()
+    assert d.finished == ["s", "r"]
+
+
+def test_short_of_blocks_the_lowest_class_gives_way_then_the_latest():
+    d = driver(num_blocks=5, max_num_seqs=3)
+    d.add(request("b", [1, 2, 3], max_tokens=9, latency_class=BATCH))
+    d.add(request("s", [4, 5, 6], max_tokens=9))
+    d.add(request("t", [7, 8, 9], max_tokens=9))
+    preempted = []
+    while not d.finished:
+        preempted += d.step().preempted
+    assert preempted == ["b", "t"]
+
+
+def test_a_preempted_request_comes_before_later_ones_of_its_class():
+    d = driver(num_blocks=5, max_num_seqs=2)
+    for name in ("a", "b", "c"):
+        d.add(request(name, [ord(name)] * 7, max_tokens=8))
+    d.run()
+    assert d.finished == ["a", "b", "c"]
+    assert d.scheduler.num_preemptions > 0
+
+
+def test_a_repeated_prompt_is_found_in_the_cache():
+    d = driver()
+    d.add(request("a", range(12), max_tokens=1))
+    d.run()
+    d.add(request("b", range(12), max_tokens=1))
+    d.run()
+    assert d.cached == {"a": 0, "b": 11}
+
+
+def test_a_cancelled_request_frees_its_blocks_at_once():
+    d = driver()
+    d.add(request("a", range(12), max_tokens=9))
+    d.step()
+    d.cancel("a")
+    d.check_blocks()
+    assert d.scheduler.kv.pool.num_free == 64
+    assert not d.scheduler.has_work()
+
+
+@pytest.mark.parametrize(
+    ("code", "prompt", "max_tokens"),
+    [
+        ("empty_prompt", [], 1),
+        ("context_length_exceeded", range(40), 1),
+        ("kv_capacity", range(20), 20),
+        ("duplicate_request_id", [1], 1),
+    ],
+)
+def test_what_can_never_run_is_refused_and_queued_nowhere(code, prompt, max_tokens):
+    d = driver(num_blocks=8, max_model_len=40)
+    if code == "duplicate_request_id":
+        d.add(request("x", prompt))
+    waiting = d.scheduler.num_waiting
+    with pytest.raises(RequestRejected) as refusal:
+        d.scheduler.add(request("x", prompt, max_tokens))
+    assert refusal.value.code == code
+    assert d.scheduler.num_waiting == waiting
+
+
+def test_a_token_budget_below_the_number_of_slots_is_refused():
+    with pytest.raises(ValueError, match="max_batch_tokens"):
+        SchedulerConfig(num_blocks=1, max_batch_tokens=3, max_num_seqs=4)
+
+
+# Few distinct tokens and salts, so that prompts share prefixes by chance.
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 6),  # steps before it arrives
+        prompts,
+        st.integers(1, 12),  # max_tokens
+        st.sampled_from(list(LatencyClass)),
+        st.sampled_from([b"", b"x"]),
+        st.one_of(st.none(), st.integers(0, 20)),  # cancelled that many steps later
+    ),
+    max_size=14,
+)
+configs = st.builds(
+    SchedulerConfig,
+    num_blocks=st.integers(8, 24),
+    block_size=st.sampled_from([1, 2, 4]),
+    max_batch_tokens=st.integers(5, 24),
+    max_num_seqs=st.integers(1, 5),
+    policy=st.sampled_from(list(Policy)),
+    prefix_caching=st.booleans(),
+)
+
+
+def replay(d, events):
+    """Add and cancel as the events say while stepping; return the survivors' expectations."""
+    expected, cancels = {}, {}
+    for i, (delay, prompt, max_tokens, latency_class, salt, cancel_after) in enumerate(events):
+        for _ in range(delay):
+            d.step()
+            for name in [n for n, at in cancels.items() if at <= d.scheduler.num_steps]:
+                del cancels[name]
+                if name not in d.finished:
+                    expected.pop(name, None)
+                    d.cancel(name)
+                    d.check_blocks()
+        new = request(f"r{i}", prompt, max_tokens, latency_class, salt)
+        try:
+            d.add(new)
+        except RequestRejected as refusal:
+            assert refusal.code == "kv_capacity"
+            continue
+        expected[new.request_id] = d.expected(new)
+        if cancel_after is not None:
+            cancels[new.request_id] = d.scheduler.num_steps + cancel_after
+    return expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(configs, arrivals)
+def test_everybody_finishes_with_the_right_tokens_and_no_block_leaks(config, events):
+    """Under random arrivals, cancels, classes and pool sizes: every read returns the
+    request's own tokens, no budget is passed, everybody finishes with the tokens it would
+    have got alone, and at the end every block is free."""
+    d = Driver(Scheduler(config))
+    expected = replay(d, events)
+    d.run()
+    for request_id, tokens in expected.items():
+        assert d.outputs[request_id] == tokens
+    assert d.scheduler.kv.pool.num_free == config.num_blocks
