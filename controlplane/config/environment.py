@@ -18,18 +18,18 @@ class Environment(BaseSettings):
     data_dir: Path = Field(Path("./.run"), description="All state of this machine.")
     database_url: str = Field("", description="postgres://user@host/db; empty means SQLite.")
     secret_key: str = Field("", description="Signs sessions and tickets; empty: kept in data_dir.")
-    debug: bool = False
+    debug: bool = Field(False, description="Django's debug pages; never in production.")
     allowed_hosts: str = Field("127.0.0.1,localhost,[::1]", description="Comma-separated.")
-    nats_url: str = "nats://127.0.0.1:4222"
+    nats_url: str = Field("nats://127.0.0.1:4222", description="The bus.")
     nats_creds: Path | None = Field(None, description="Credentials file of the control plane.")
     redis_url: str = Field("", description="Channel layer across processes; empty: in memory.")
-    web_host: str = "127.0.0.1"
-    web_port: int = 8000
-    gateway_host: str = "127.0.0.1"
-    gateway_port: int = 8001
+    web_host: str = Field("127.0.0.1", description="Where the dashboard listens.")
+    web_port: int = Field(8000, description="Dashboard, admin REST and /ws/live.")
+    gateway_host: str = Field("127.0.0.1", description="Where the gateway listens.")
+    gateway_port: int = Field(8001, description="/v1 and /ws/v1/stream.")
     gateway_url: str = Field("", description="The gateway's public base URL, without /v1.")
     metrics_port: int = Field(0, description="The controller's /metrics and /readyz; 0: free port.")
-    cluster_id: str = "engine"
+    cluster_id: str = Field("engine", description="Names this installation to its agents.")
     jwt_issuers: Path | None = Field(None, description="JSON file of trusted JWT issuers.")
     frontend_dir: Path | None = Field(None, description="Built dashboard; default frontend/dist.")
 
