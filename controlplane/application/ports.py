@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from controlplane.domain.decider import Event
 
 
@@ -33,9 +35,11 @@ class EventMeta:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedEvent:
-    """One stored event. ``hash`` chains: SHA-256(previous hash || canonical record)."""
+class RecordedEvent(msgspec.Struct, frozen=True):
+    """One stored event. ``hash`` chains: SHA-256(previous hash || canonical record).
+
+    A Struct and not a dataclass: a follower makes 100,000 of these a second.
+    """
 
     position: int
     stream: str
@@ -111,13 +115,24 @@ class StoreUnavailable(Exception):
         self.code, self.retry_after = code, retry_after
 
 
+class KeyUsed(Exception):
+    """The append's idempotency key was used within 24 h; ``stored`` is what was answered then."""
+
+    def __init__(self, stored: StoredResponse) -> None:
+        super().__init__("this idempotency key was used before")
+        self.stored = stored
+
+
 class EventStore(Protocol):
     """Append-only, gap-free, commit-ordered. Blocking calls; safe from many threads."""
 
     def append(self, append: Append) -> Appended:
-        """Durable when it returns. Raises domain VersionConflict, StoreUnavailable."""
+        """Durable when it returns. Raises domain VersionConflict, KeyUsed, StoreUnavailable."""
 
     def read_stream(self, stream: str, after_version: int = 0) -> list[RecordedEvent]: ...
+
+    def replay(self, stream: str, after_version: int = 0) -> list[Event]:
+        """The stream's events alone, for folding; versions are contiguous, so len counts them."""
 
     def read_all(self, after: int, limit: int, upto: int | None = None) -> list[RecordedEvent]:
         """Events with ``after < position`` in order, at most ``limit``; decoded, not verified."""
@@ -130,7 +145,7 @@ class EventStore(Protocol):
     def stored_response(self, key: str) -> StoredResponse | None: ...
 
     def acquire_lease(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:
-        """Take, keep or (None) fail to get the lease."""
+        """Take, keep or (None) fail to get the lease. A ttl of 0 gives one's own lease back."""
 
     def close(self) -> None: ...
 

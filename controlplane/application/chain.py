@@ -1,0 +1,86 @@
+"""The hash chain over the log: change, drop, add or swap one row and every later hash differs.
+
+The canonical record of an event is one line of JSON, a newline, and its stored bytes::
+
+    ["position",...]        header: an array, in the order of ``RecordedEvent``'s columns
+    {"at":1.0,"type":...}   data, exactly as stored
+
+    [7,"tenant-acme",1,"0197…","TenantCreated",1,"user:ada","req-1","","10.0.0.1","",1700000000.5]
+
+JSON escapes newlines, so the first newline ends the header and no two records share their bytes.
+The hash of position n is SHA-256(hash of n-1 || record of n); position 1 follows 32 zero bytes.
+"""
+
+from collections.abc import Iterable
+from hashlib import sha256
+
+import msgspec
+
+from controlplane.application.ports import Head, IntegrityError, RecordedEvent
+
+GENESIS = Head(0, bytes(32))
+
+_encode = msgspec.json.Encoder().encode
+
+
+def link(
+    previous: bytes,
+    position: int,
+    stream: str,
+    version: int,
+    event_id: str,
+    kind: str,
+    schema_version: int,
+    data: bytes,
+    actor: str,
+    correlation_id: str,
+    causation_id: str,
+    address: str,
+    reason: str,
+    recorded_at: float,
+) -> bytes:
+    """The hash (32 bytes) of one record after ``previous``."""
+    header = (
+        position,
+        stream,
+        version,
+        event_id,
+        kind,
+        schema_version,
+        actor,
+        correlation_id,
+        causation_id,
+        address,
+        reason,
+        recorded_at,
+    )
+    return sha256(b"%b%b\n%b" % (previous, _encode(header), data)).digest()
+
+
+def follow(head: Head, events: Iterable[RecordedEvent]) -> Head:
+    """The head after ``events``; raises IntegrityError at the first that does not continue it."""
+    position, digest = head.position, head.hash
+    for event in events:
+        position += 1
+        if event.position != position:
+            raise IntegrityError(position, f"missing: the next one stored is {event.position}")
+        meta = event.meta
+        digest = link(
+            digest,
+            position,
+            event.stream,
+            event.version,
+            event.event_id,
+            event.type,
+            event.schema_version,
+            event.data,
+            meta.actor,
+            meta.correlation_id,
+            meta.causation_id,
+            meta.address,
+            meta.reason,
+            event.recorded_at,
+        )
+        if digest != event.hash:
+            raise IntegrityError(position, "the stored hash does not match the record")
+    return Head(position, digest)

@@ -1,0 +1,120 @@
+"""Gives waiting appends their places in the log: positions, versions, hashes, or a refusal.
+
+Pure, so that every store decides alike. A worked example, with the head at position 6::
+
+    appends      a: stream s, expected 2, one event      s is at version 2
+                 b: stream s, expected 2, one event
+                 c: stream t, expected 0, two events     t is new
+    rows         (7, s, 3) (8, t, 1) (9, t, 2)
+    outcomes     a: Appended(7, 3)   b: VersionConflict(s, 2, 3)   c: Appended(9, 2)
+
+A refused append leaves no trace: its neighbours in the group are unaffected, and no gap opens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from controlplane.application.chain import link
+from controlplane.application.ports import (
+    Append,
+    Appended,
+    Head,
+    KeyUsed,
+    StoredResponse,
+)
+from controlplane.domain.errors import VersionConflict
+from controlplane.domain.event_types import encode, schema_version, type_of
+
+KEY_SECONDS = 24 * 3600.0
+
+# position, stream, version, event_id, type, schema_version, data, actor, correlation_id,
+# causation_id, address, reason, recorded_at, hash
+Row = tuple[int, str, int, str, str, int, bytes, str, str, str, str, str, float, bytes]
+Outcome = Appended | Exception
+NewId = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An append with its events encoded, which needs no place and is done by the caller."""
+
+    append: Append
+    bodies: tuple[tuple[str, int, bytes], ...]
+
+
+def prepare(append: Append) -> Prepared:
+    """Encode; raises here, in the caller, for what could not be stored (a lone surrogate, say)."""
+    msgspec.json.encode((append.stream, append.meta, append.idempotency))
+    kinds = [type_of(event) for event in append.events]
+    bodies = (
+        (kind, schema_version(kind), encode(event))
+        for kind, event in zip(kinds, append.events, strict=True)
+    )
+    return Prepared(append, tuple(bodies))
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one transaction writes, and what each append is told after it."""
+
+    head: Head
+    rows: list[Row] = field(default_factory=list)
+    keys: dict[str, StoredResponse] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
+def sequence(
+    group: Sequence[Prepared],
+    head: Head,
+    versions: Mapping[str, int],
+    used: Mapping[str, StoredResponse],
+    now: float,
+    new_id: NewId,
+) -> Batch:
+    """Place ``group`` after ``head``.
+
+    ``versions`` holds every stream of the group (0: new), ``used`` the keys that are taken.
+    """
+    batch = Batch(head, versions=dict(versions))
+    for prepared in group:
+        refusal = _refusal(prepared.append, batch, used)
+        batch.outcomes.append(refusal or _place(prepared, batch, now, new_id))
+    return batch
+
+
+def _refusal(append: Append, batch: Batch, used: Mapping[str, StoredResponse]) -> Exception | None:
+    """A used key before a version conflict: the answer to a resend is the first answer."""
+    if append.idempotency is not None:
+        key = append.idempotency.key
+        stored = used.get(key) or batch.keys.get(key)
+        if stored is not None:
+            return KeyUsed(stored)
+    actual = batch.versions[append.stream]
+    if append.expected_version is not None and append.expected_version != actual:
+        return VersionConflict(append.stream, append.expected_version, actual)
+    return None
+
+
+def _place(prepared: Prepared, batch: Batch, now: float, new_id: NewId) -> Appended:
+    append, meta = prepared.append, prepared.append.meta
+    position, digest = batch.head.position, batch.head.hash
+    version = batch.versions[append.stream]
+    about = (meta.actor, meta.correlation_id, meta.causation_id, meta.address, meta.reason, now)
+    for body in prepared.bodies:
+        position, version = position + 1, version + 1
+        place = (position, append.stream, version, new_id(now))
+        digest = link(digest, *place, *body, *about)
+        batch.rows.append((*place, *body, *about, digest))
+    batch.head, batch.versions[append.stream] = Head(position, digest), version
+    _keep_response(append, batch, position)
+    return Appended(position, version)
+
+
+def _keep_response(append: Append, batch: Batch, position: int) -> None:
+    if append.idempotency is not None:
+        batch.keys[append.idempotency.key] = StoredResponse(
+            append.idempotency.body_hash, append.response_status, append.response_body, position
+        )
