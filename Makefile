@@ -38,7 +38,7 @@ lint: .venv/.dev-installed $(if $(HAS_NODE),frontend/node_modules/.installed,no-
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/python manage.py spectacular --validate --fail-on-warn --file /dev/null
-	$(if $(HAS_NODE),$(NPM) run --silent lint)
+	$(if $(HAS_NODE),$(NPM) run --silent lint && $(NPM) run --silent typecheck && $(NPM) run --silent check)
 
 venv: .venv/.dev-installed
 frontend: frontend/dist/.built

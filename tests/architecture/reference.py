@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,8 @@ def settings_table(settings: type[BaseSettings]) -> str:
 
 
 def shown(default: object) -> str:
+    if default is PydanticUndefined:
+        return "required"
     return "empty" if default in (None, "") else f"`{default}`"
 
 
@@ -95,6 +98,7 @@ def sections() -> dict[str, dict[str, str]]:
             "events": events_table(),
         },
         "gpuagent/README.md": {
+            "settings": settings_table(environment("gpuagent.agent.config", "AgentSettings")),
             "metrics": metrics_table("gpuagent"),
         },
     }

