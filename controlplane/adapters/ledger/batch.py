@@ -1,0 +1,163 @@
+"""What one transaction of the ledger does: settle, then check budgets and admit.
+
+Settling first frees what the batch's own admissions may need. A worked example, budget 100 tokens
+a month, 60 spent, one live reservation of 30, and in one batch ``settle(live, used 10)``,
+``admit(a, asks 20)``, ``admit(b, asks 20)``::
+
+    settle    spent 60 + 10 = 70, reserved 30 - 30 = 0
+    a         70 + 0 + 20 <= 100    admitted, reserved 20
+    b         70 + 20 + 20 > 100    BudgetExceeded(limit 100, spent 70, reserved 20, asked 20)
+
+Another gateway's batch waits at BEGIN IMMEDIATE (SQLite) or at the tenant's advisory lock
+(PostgreSQL), so each check sees every earlier reservation and K requests on R gateways overrun a
+budget by nothing.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from controlplane.adapters.ledger.statements import Statements
+from controlplane.application.ports import BudgetExceeded, Intent, Terminal
+
+
+class Cursor(Protocol):
+    """The part of a DB-API cursor that both drivers share."""
+
+    def execute(self, sql: Any, parameters: Any = ..., /) -> Any: ...
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> list[Any]: ...
+
+
+def day_of(at: float) -> str:
+    """The UTC date of ``at`` (Unix seconds): ``day_of(0) == "1970-01-01"``."""
+    return datetime.fromtimestamp(at, UTC).date().isoformat()
+
+
+def period_start(period: str, at: float) -> str:
+    """First day of the ``day``, ``month`` or ``total`` period that ``at`` lies in."""
+    day = day_of(at)
+    return {"day": day, "month": f"{day[:7]}-01"}.get(period, "")
+
+
+def asked_tokens(intent: Intent) -> int:
+    return intent.num_prompt_tokens + intent.max_output_tokens
+
+
+def settle_all(cursor: Cursor, sql: Statements, terminals: Sequence[Terminal]) -> set[str]:
+    """Complete the live requests among ``terminals``; the ids of those completed here."""
+    wanted = {terminal.request_id: terminal for terminal in terminals}
+    cursor.execute(sql.unsettled, (_json(list(wanted)),))
+    live = cursor.fetchall()
+    if not live:
+        return set()
+    cursor.execute(sql.take_positions, (len(live),))
+    cursor.execute(sql.read_head)
+    first = cursor.fetchone()[0] - len(live) + 1
+    rows = [_terminal_row(wanted[row[0]], first + i) for i, row in enumerate(live)]
+    cursor.execute(sql.settle, (_json(rows),))
+    cursor.execute(sql.add_usage, (_json(_usage_rows(live, wanted)),))
+    return {row[0] for row in live}
+
+
+def admit_all(
+    cursor: Cursor, sql: Statements, intents: Sequence[Intent]
+) -> list[BudgetExceeded | None]:
+    """Insert those that fit their budget; for each intent None, or why not."""
+    budgets = _read_budgets(cursor, sql, intents)
+    outcomes = [_check(intent, budgets) for intent in intents]
+    rows = [_intent_row(i) for i, refusal in zip(intents, outcomes, strict=True) if not refusal]
+    if rows:
+        cursor.execute(sql.insert_intents, (_json(rows),))
+    return outcomes
+
+
+def _read_budgets(
+    cursor: Cursor, sql: Statements, intents: Sequence[Intent]
+) -> dict[tuple[str, str], list[int]]:
+    """(tenant, first day of the period) -> [spent, reserved], locked in one global order."""
+    keys = {_budget_key(intent) for intent in intents if intent.budget_tokens is not None}
+    if sql.lock_tenant:
+        for tenant in sorted({tenant for tenant, _ in keys}):
+            cursor.execute(sql.lock_tenant, (tenant,))
+    found = {}
+    for tenant, start in sorted(keys):
+        cursor.execute(sql.budget, (tenant, start, tenant))
+        found[tenant, start] = [int(value) for value in cursor.fetchone()]
+    return found
+
+
+def _budget_key(intent: Intent) -> tuple[str, str]:
+    return intent.tenant_id, period_start(intent.budget_period, intent.at)
+
+
+def _check(intent: Intent, budgets: dict[tuple[str, str], list[int]]) -> BudgetExceeded | None:
+    asked = asked_tokens(intent)
+    if intent.budget_tokens is not None:
+        spent, reserved = budgets[_budget_key(intent)]
+        if spent + reserved + asked > intent.budget_tokens:
+            return BudgetExceeded(intent.budget_tokens, spent, reserved, asked)
+    for (tenant, _), figures in budgets.items():
+        if tenant == intent.tenant_id:
+            figures[1] += asked
+    return None
+
+
+def _intent_row(intent: Intent) -> tuple[Any, ...]:
+    return (
+        intent.request_id,
+        intent.tenant_id,
+        intent.subject,
+        intent.endpoint,
+        intent.requested_model,
+        intent.route,
+        intent.arm,
+        intent.version_id,
+        intent.latency_class,
+        intent.num_prompt_tokens,
+        intent.max_output_tokens,
+        asked_tokens(intent),
+        intent.at,
+        day_of(intent.at),
+        intent.gateway,
+    )
+
+
+def _terminal_row(terminal: Terminal, position: int) -> tuple[Any, ...]:
+    return (
+        terminal.request_id,
+        position,
+        terminal.outcome,
+        terminal.finish_reason,
+        terminal.error_code,
+        terminal.node_id,
+        terminal.replica_id,
+        terminal.num_prompt_tokens,
+        terminal.num_cached_tokens,
+        terminal.num_output_tokens,
+        terminal.ttft_ms,
+        terminal.queue_ms,
+        terminal.duration_ms,
+        terminal.at,
+        terminal.attempts,
+    )
+
+
+def _usage_rows(live: Sequence[Any], terminals: dict[str, Terminal]) -> list[tuple[Any, ...]]:
+    """Per (tenant, day, version), sorted so that two gateways lock rows in the same order."""
+    totals: dict[tuple[str, str, str], Counter[str]] = {}
+    for request_id, tenant, day, version in live:
+        total = totals.setdefault((tenant, day, version), Counter())
+        total["requests"] += 1
+        total["prompt"] += terminals[request_id].num_prompt_tokens
+        total["output"] += terminals[request_id].num_output_tokens
+    return [(*k, t["requests"], t["prompt"], t["output"]) for k, t in sorted(totals.items())]
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,94 @@
+"""The tables of the inference ledger; ``store`` writes them, everyone else only reads.
+
+A row of ``InferenceRequest`` is inserted at admission (the intent, which is also the reservation)
+and completed exactly once (the terminal record). While ``outcome`` is empty the request is live
+and its ``reserved_tokens`` count against the tenant's budget, so a reservation cannot outlive its
+request: there is no second row that could be left behind.
+"""
+
+from django.db import models
+from django.db.models import Q
+
+
+class InferenceRequest(models.Model):
+    """Times are Unix seconds (UTC), ``*_ms`` milliseconds, all else token counts or names."""
+
+    request_id = models.CharField(max_length=64, unique=True)
+    tenant_id = models.CharField(max_length=63)
+    subject = models.CharField(max_length=255)
+    endpoint = models.CharField(max_length=32)
+    requested_model = models.CharField(max_length=255)
+    route = models.CharField(max_length=63)
+    arm = models.CharField(max_length=63)
+    version_id = models.CharField(max_length=127)
+    latency_class = models.CharField(max_length=16)
+    num_prompt_tokens = models.BigIntegerField()
+    max_output_tokens = models.BigIntegerField()
+    reserved_tokens = models.BigIntegerField()
+    at = models.FloatField()
+    day = models.CharField(max_length=10)
+    gateway = models.CharField(max_length=127)
+    progress_tokens = models.BigIntegerField(default=0)
+    # The terminal record; ``position`` counts terminal records without a gap, in commit order.
+    position = models.BigIntegerField(null=True, unique=True)
+    outcome = models.CharField(max_length=16, default="")
+    finish_reason = models.CharField(max_length=32, default="")
+    error_code = models.CharField(max_length=64, default="")
+    node_id = models.CharField(max_length=63, default="")
+    replica_id = models.CharField(max_length=255, default="")
+    num_cached_tokens = models.BigIntegerField(default=0)
+    num_output_tokens = models.BigIntegerField(default=0)
+    ttft_ms = models.FloatField(null=True)
+    queue_ms = models.FloatField(null=True)
+    duration_ms = models.FloatField(null=True)
+    ended_at = models.FloatField(null=True)
+    attempts = models.IntegerField(default=0)
+
+    class Meta:
+        db_table = "ledger_request"
+        indexes = (
+            models.Index(fields=("tenant_id", "id"), name="ledger_request_tenant"),
+            models.Index(
+                fields=("tenant_id",), name="ledger_request_live", condition=Q(outcome="")
+            ),
+        )
+
+
+class Usage(models.Model):
+    """What a tenant used of a version on the UTC ``day`` its requests were admitted."""
+
+    tenant_id = models.CharField(max_length=63)
+    day = models.CharField(max_length=10)
+    version_id = models.CharField(max_length=127)
+    num_requests = models.BigIntegerField(default=0)
+    num_prompt_tokens = models.BigIntegerField(default=0)
+    num_output_tokens = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "ledger_usage"
+        constraints = (
+            models.UniqueConstraint(
+                fields=("tenant_id", "day", "version_id"), name="ledger_usage_one_row"
+            ),
+        )
+
+
+class Head(models.Model):
+    """One row, the number of terminal records; its row lock puts settling processes in order."""
+
+    position = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "ledger_head"
+
+
+class Gateway(models.Model):
+    """A gateway process; ``beat`` grows while it lives, whatever any clock says."""
+
+    gateway = models.CharField(max_length=127, primary_key=True)
+    host = models.CharField(max_length=127)
+    pid = models.IntegerField()
+    beat = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "ledger_gateway"
