@@ -1,1 +1,18 @@
 """The only place that chooses adapters: builds each process from its parts."""
+
+from functools import cache
+
+from controlplane.adapters.clock import SystemClock
+from controlplane.adapters.eventstore.store import DjangoEventStore
+from controlplane.application.ports import Clock, EventStore
+
+
+@cache
+def clock() -> Clock:
+    return SystemClock()
+
+
+@cache
+def event_store() -> EventStore:
+    """The process's one store: what its threads append at once is committed together."""
+    return DjangoEventStore(clock())

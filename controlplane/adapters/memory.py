@@ -7,16 +7,14 @@ from controlplane.application.ports import (
     Append,
     Appended,
     Clock,
-    EventMeta,
     Head,
     IntegrityError,
     Lease,
     RecordedEvent,
     StoredResponse,
 )
-from controlplane.application.sequencer import KEY_SECONDS, Batch, Row, prepare, sequence
+from controlplane.application.sequencer import KEY_SECONDS, Batch, prepare, recorded_event, sequence
 from controlplane.domain.decider import Event
-from controlplane.domain.event_types import decode
 
 
 class MemoryEventStore:
@@ -94,8 +92,3 @@ class MemoryEventStore:
             self._log.append(recorded)
             self._streams.setdefault(recorded.stream, []).append(recorded)
         self._keys.update({key: (stored, now) for key, stored in batch.keys.items()})
-
-
-def recorded_event(row: Row) -> RecordedEvent:
-    """A stored row as others see it; the event is decoded from its bytes, as in every store."""
-    return RecordedEvent(*row[:7], EventMeta(*row[7:12]), *row[12:], decode(*row[4:7]))

@@ -23,38 +23,15 @@ GENESIS = Head(0, bytes(32))
 _encode = msgspec.json.Encoder().encode
 
 
-def link(
-    previous: bytes,
-    position: int,
-    stream: str,
-    version: int,
-    event_id: str,
-    kind: str,
-    schema_version: int,
-    data: bytes,
-    actor: str,
-    correlation_id: str,
-    causation_id: str,
-    address: str,
-    reason: str,
-    recorded_at: float,
-) -> bytes:
+# position, stream, version, event_id, type, schema_version, data, actor, correlation_id,
+# causation_id, address, reason, recorded_at
+Columns = tuple[int, str, int, str, str, int, bytes, str, str, str, str, str, float]
+
+
+def link(previous: bytes, columns: Columns) -> bytes:
     """The hash (32 bytes) of one record after ``previous``."""
-    header = (
-        position,
-        stream,
-        version,
-        event_id,
-        kind,
-        schema_version,
-        actor,
-        correlation_id,
-        causation_id,
-        address,
-        reason,
-        recorded_at,
-    )
-    return sha256(b"%b%b\n%b" % (previous, _encode(header), data)).digest()
+    header = _encode(columns[:6] + columns[7:])
+    return sha256(b"%b%b\n%b" % (previous, header, columns[6])).digest()
 
 
 def follow(head: Head, events: Iterable[RecordedEvent]) -> Head:
@@ -64,23 +41,26 @@ def follow(head: Head, events: Iterable[RecordedEvent]) -> Head:
         position += 1
         if event.position != position:
             raise IntegrityError(position, f"missing: the next one stored is {event.position}")
-        meta = event.meta
-        digest = link(
-            digest,
-            position,
-            event.stream,
-            event.version,
-            event.event_id,
-            event.type,
-            event.schema_version,
-            event.data,
-            meta.actor,
-            meta.correlation_id,
-            meta.causation_id,
-            meta.address,
-            meta.reason,
-            event.recorded_at,
-        )
+        digest = link(digest, columns_of(event))
         if digest != event.hash:
             raise IntegrityError(position, "the stored hash does not match the record")
     return Head(position, digest)
+
+
+def columns_of(event: RecordedEvent) -> Columns:
+    meta = event.meta
+    return (
+        event.position,
+        event.stream,
+        event.version,
+        event.event_id,
+        event.type,
+        event.schema_version,
+        event.data,
+        meta.actor,
+        meta.correlation_id,
+        meta.causation_id,
+        meta.address,
+        meta.reason,
+        event.recorded_at,
+    )

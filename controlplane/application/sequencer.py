@@ -13,6 +13,7 @@ A refused append leaves no trace: its neighbours in the group are unaffected, an
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
@@ -20,17 +21,18 @@ from controlplane.application.chain import link
 from controlplane.application.ports import (
     Append,
     Appended,
+    EventMeta,
     Head,
     KeyUsed,
+    RecordedEvent,
     StoredResponse,
 )
 from controlplane.domain.errors import VersionConflict
-from controlplane.domain.event_types import encode, schema_version, type_of
+from controlplane.domain.event_types import decode, encode, schema_version, type_of
 
 KEY_SECONDS = 24 * 3600.0
 
-# position, stream, version, event_id, type, schema_version, data, actor, correlation_id,
-# causation_id, address, reason, recorded_at, hash
+# ``chain.Columns`` and the hash
 Row = tuple[int, str, int, str, str, int, bytes, str, str, str, str, str, float, bytes]
 Outcome = Appended | Exception
 NewId = Callable[[float], str]
@@ -105,9 +107,9 @@ def _place(prepared: Prepared, batch: Batch, now: float, new_id: NewId) -> Appen
     about = (meta.actor, meta.correlation_id, meta.causation_id, meta.address, meta.reason, now)
     for body in prepared.bodies:
         position, version = position + 1, version + 1
-        place = (position, append.stream, version, new_id(now))
-        digest = link(digest, *place, *body, *about)
-        batch.rows.append((*place, *body, *about, digest))
+        columns = (position, append.stream, version, new_id(now), *body, *about)
+        digest = link(digest, columns)
+        batch.rows.append((*columns, digest))
     batch.head, batch.versions[append.stream] = Head(position, digest), version
     _keep_response(append, batch, position)
     return Appended(position, version)
@@ -118,3 +120,19 @@ def _keep_response(append: Append, batch: Batch, position: int) -> None:
         batch.keys[append.idempotency.key] = StoredResponse(
             append.idempotency.body_hash, append.response_status, append.response_body, position
         )
+
+
+def recorded_event(row: Row) -> RecordedEvent:
+    """A stored row as readers see it; the event is decoded from its bytes, in every store."""
+    position, stream, version, event_id, kind, schema, data, *about, recorded_at, digest = row
+    event = decode(kind, schema, data)
+    meta = _meta(*about)
+    return RecordedEvent(
+        position, stream, version, event_id, kind, schema, data, meta, recorded_at, digest, event
+    )
+
+
+@lru_cache(maxsize=4096)
+def _meta(*fields: str) -> EventMeta:
+    """Neighbouring events mostly share theirs."""
+    return EventMeta(*fields)

@@ -1,0 +1,78 @@
+"""The log on SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE."""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from controlplane.adapters.eventstore.session import COLUMNS, Session
+from controlplane.application.ports import Head, StoreUnavailable
+from controlplane.application.sequencer import Batch
+
+_INSERT = f"INSERT INTO eventstore_event ({COLUMNS}) VALUES ({', '.join('?' * 14)})"
+_MOVE_HEAD = "UPDATE eventstore_head SET position = ?, hash = ? WHERE id = 1"
+_VERSION = "SELECT max(version) FROM eventstore_event WHERE stream = ?"
+_KEEP_KEY = "INSERT INTO eventstore_idempotencykey VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class SqliteSession(Session):
+    errors = sqlite3.Error
+    failures = sqlite3.OperationalError
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self._raw = raw
+
+    @classmethod
+    def connect(cls, wrapper: Any) -> "SqliteSession":
+        """With Django's settings, but without the converters it registers for its own fields."""
+        params = {**wrapper.get_connection_params(), "detect_types": 0, "isolation_level": None}
+        try:
+            raw = sqlite3.connect(**params)
+            for command in filter(None, map(str.strip, wrapper.init_commands)):
+                raw.execute(command)
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+        return cls(raw)
+
+    def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._raw.execute(sql, params).fetchall()
+
+    def lock_head(self, known: Head | None) -> Head:
+        self._raw.execute("BEGIN IMMEDIATE")
+        return self.head()
+
+    def versions(self, streams: Iterable[str]) -> dict[str, int]:
+        execute = self._raw.execute
+        return {stream: execute(_VERSION, (stream,)).fetchone()[0] or 0 for stream in streams}
+
+    def write(self, batch: Batch, before: Head, now: float) -> bool:
+        execute = self._raw.execute
+        if len(batch.rows) == 1:
+            execute(_INSERT, batch.rows[0])
+        elif batch.rows:
+            self._raw.executemany(_INSERT, batch.rows)
+        for key, kept in batch.keys.items():
+            response = (key, kept.body_hash, kept.status, kept.body, kept.position, now)
+            execute(_KEEP_KEY, response)
+        execute(_MOVE_HEAD, (batch.head.position, batch.head.hash))
+        execute("COMMIT")
+        return True
+
+    def rollback(self) -> None:
+        if self._raw.in_transaction:
+            self._raw.execute("ROLLBACK")
+
+    def unavailable(self, error: Exception) -> StoreUnavailable:
+        return _unavailable(error)
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    """By SQLite's primary result code, the low byte of the extended one."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreUnavailable("store_busy", "Another writer held the log for too long.")
+    if code == sqlite3.SQLITE_FULL:
+        return StoreUnavailable("store_full", "There is no space left for the log.", 30.0)
+    return StoreUnavailable("store_error", "The log cannot be written now.", 5.0)
