@@ -1,0 +1,144 @@
+"""The Llama family of decoders: Llama, and Mistral without a sliding window.
+
+`LlamaModel.forward` takes the tokens of many requests side by side; only attention knows
+where one ends, and it is passed in, so the model has no idea of blocks, batches or phases.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpuagent.models.config import ModelConfig, read_config
+from gpuagent.models.errors import LoadError
+from gpuagent.models.layers import MLP, Attention, Linear, RMSNorm, RotaryEmbedding, rotate
+from gpuagent.models.loader import load_tensors
+
+IGNORED_SUFFIX = ".rotary_emb.inv_freq"  # stored by old checkpoints, computed here
+
+
+class _Weights:
+    """The tensors of a checkpoint, each to be taken once, with its shape checked."""
+
+    def __init__(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: str) -> None:
+        self._tensors = {k: v for k, v in tensors.items() if not k.endswith(IGNORED_SUFFIX)}
+        self._dtype = dtype
+        self._device = device
+        self.num_bytes = 0
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor, in the engine's dtype; a view of the file if it is stored so."""
+        tensor = self._tensors.pop(name, None)
+        if tensor is None:
+            raise LoadError("weights_malformed", f"{name} is missing")
+        if tensor.shape != shape:
+            code = "config_invalid" if "embed_tokens" in name else "weights_malformed"
+            raise LoadError(code, f"{name} is {tuple(tensor.shape)}, the config says {shape}")
+        tensor = tensor.to(device=self._device, dtype=self._dtype)
+        self.num_bytes += tensor.nbytes
+        return tensor
+
+    def linear(self, name: str, rows: int, columns: int, bias: bool = False) -> Linear:
+        """The projection `name` with weight (rows, columns)."""
+        weight = self.take(f"{name}.weight", rows, columns)
+        return Linear(weight, self.take(f"{name}.bias", rows) if bias else None)
+
+    def drop(self, name: str) -> None:
+        """Leave out a tensor that is known to be a copy."""
+        self._tensors.pop(name, None)
+
+    def finish(self) -> None:
+        """Refuse tensors that nobody took: the model would compute something else."""
+        if self._tensors:
+            raise LoadError("weights_rejected", f"unexpected tensor {min(self._tensors):.80}")
+
+
+class _Layer:
+    """One decoder layer: attention and MLP, each normed before and added to its input."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: _Weights) -> None:
+        self._index = index
+        self._head_dim = config.head_dim
+        name, hidden = f"model.layers.{index}", config.hidden_size
+        heads, kv_heads = config.num_heads * self._head_dim, config.num_kv_heads * self._head_dim
+        bias, middle = config.attention_bias, config.intermediate_size
+        self._query = weights.linear(f"{name}.self_attn.q_proj", heads, hidden, bias)
+        self._key = weights.linear(f"{name}.self_attn.k_proj", kv_heads, hidden, bias)
+        self._value = weights.linear(f"{name}.self_attn.v_proj", kv_heads, hidden, bias)
+        self._output = weights.linear(f"{name}.self_attn.o_proj", hidden, heads, bias)
+        self._mlp = MLP(
+            weights.linear(f"{name}.mlp.gate_proj", middle, hidden),
+            weights.linear(f"{name}.mlp.up_proj", middle, hidden),
+            weights.linear(f"{name}.mlp.down_proj", hidden, middle),
+        )
+        eps = config.rms_norm_eps
+        self._input_norm = RMSNorm(weights.take(f"{name}.input_layernorm.weight", hidden), eps)
+        self._mlp_norm = RMSNorm(
+            weights.take(f"{name}.post_attention_layernorm.weight", hidden), eps
+        )
+
+    def __call__(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention
+    ) -> Tensor:
+        hidden = hidden + self._attend(self._input_norm(hidden), rotation, attention)
+        return hidden + self._mlp(self._mlp_norm(hidden))
+
+    def _attend(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention
+    ) -> Tensor:
+        query = rotate(self._split_heads(self._query(x)), *rotation)
+        key = rotate(self._split_heads(self._key(x)), *rotation)
+        value = self._split_heads(self._value(x))
+        return self._output(attention.attend(self._index, query, key, value).flatten(1))
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1, self._head_dim)
+
+
+class LlamaModel:
+    """Embedding, layers, norm and head. Holds no state between calls."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        max_model_len: int | None = None,
+    ) -> None:
+        weights = _Weights(tensors, dtype, device)
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.config = config
+        self._embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
+        self._layers = [_Layer(config, i, weights) for i in range(config.num_layers)]
+        self._norm = RMSNorm(weights.take("model.norm.weight", hidden), config.rms_norm_eps)
+        if config.tie_embeddings:
+            weights.drop("lm_head.weight")
+            self._head = Linear(self._embedding)
+        else:
+            self._head = weights.linear("lm_head", vocab, hidden)
+        weights.finish()
+        length = max_model_len or config.max_position
+        with torch.device(device):
+            self._rope = RotaryEmbedding(config.head_dim, config.rope_theta, length, dtype)
+        self.weights_bytes = weights.num_bytes
+
+    @classmethod
+    def load(
+        cls, folder: Path, dtype: torch.dtype, device: str, max_model_len: int | None = None
+    ) -> "LlamaModel":
+        """Open a safetensors folder; raises LoadError."""
+        return cls(read_config(folder), load_tensors(folder), dtype, device, max_model_len)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Hidden states (T, hidden) of tokens (T,) at positions (T,), before the last norm."""
+        hidden = functional.embedding(tokens, self._embedding)
+        rotation = self._rope.at(positions)
+        for layer in self._layers:
+            hidden = layer(hidden, rotation, attention)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores (rows, vocab) in float32 of hidden states (rows, hidden)."""
+        return self._head(self._norm(hidden)).float()
