@@ -22,10 +22,13 @@ def encode(message: Message | Frame) -> bytes:
     return _encoder.encode(message)
 
 
-def decode(payload: bytes, kind: type[T]) -> T:
-    """Decode ``payload`` as ``kind``; raises WireError on malformed, oversized or newer input."""
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise WireError(f"{len(payload)} bytes is more than {MAX_PAYLOAD_BYTES}")
+def decode(payload: bytes, kind: type[T], max_bytes: int = MAX_PAYLOAD_BYTES) -> T:
+    """Decode ``payload`` as ``kind``; raises WireError on malformed, oversized or newer input.
+
+    Only what travels in chunks (a tokenizer bundle) is read with another ``max_bytes``.
+    """
+    if len(payload) > max_bytes:
+        raise WireError(f"{len(payload)} bytes is more than {max_bytes}")
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)

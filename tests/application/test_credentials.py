@@ -3,40 +3,19 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import nats as nats_client
 import pytest
 
-from controlplane.adapters.natsbus.connection import Bus, BusUnavailable, connect, ensure_buckets
+from controlplane.adapters.natsbus.connection import Bus, connect
 from controlplane.adapters.natsbus.credentials import (
     Authority,
     InvalidNodeId,
-    node_inbox,
     node_permissions,
 )
+from controlplane.application.fleet import BusUnavailable
+from tests.application.bus import control, node
 from tests.natsserver import NatsServer, nats  # noqa: F401
-
-
-@asynccontextmanager
-async def control(server: NatsServer) -> AsyncIterator[Bus]:
-    bus = await connect(server.url, server.control_creds, "control", timeout_s=10)
-    try:
-        await ensure_buckets(bus)
-        yield bus
-    finally:
-        await bus.close()
-
-
-@asynccontextmanager
-async def node(server: NatsServer, node_id: str) -> AsyncIterator[Bus]:
-    creds = server.node_creds(node_id)
-    bus = await connect(server.url, creds, node_id, node_inbox(node_id), timeout_s=10)
-    try:
-        yield bus
-    finally:
-        await bus.close()
 
 
 async def _violations(bus: Bus, subject: str, payload: bytes = b"x", reply: str = "") -> int:

@@ -9,7 +9,7 @@ messages of a slow subscription, permission violations) are counted.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,11 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, ObjectStoreConfig, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
+from controlplane.application.fleet import BusUnavailable
 from gpuagent.wire import subjects
 
 PENDING_BYTES = 256 * 1024
 API_TIMEOUT_S = 3.0
-
-
-class BusUnavailable(Exception):
-    """The bus cannot take this now; nothing was sent, or nobody knows whether it was."""
-
-    code = "bus_unavailable"
-
-    def __init__(self, message: str = "The message bus is not connected.") -> None:
-        super().__init__(message)
-        self.retry_after = 2.0
 
 
 class Bus:
@@ -43,7 +34,8 @@ class Bus:
         self.client = Client()
         self.errors: Counter[str] = Counter()
         self.num_reconnects = 0
-        self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
+        self._on_reconnect: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def connected(self) -> bool:
@@ -58,7 +50,7 @@ class Bus:
     def jetstream(self) -> JetStreamContext:
         return self.require_connected().jetstream(timeout=API_TIMEOUT_S)
 
-    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+    def on_reconnect(self, callback: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call after each reconnection: whatever was missed meanwhile must be looked up."""
         self._on_reconnect.append(callback)
 
@@ -74,8 +66,10 @@ class Bus:
 
     async def _reconnected(self) -> None:
         self.num_reconnects += 1
-        for callback in self._on_reconnect:
-            await callback()
+        for callback in self._on_reconnect:  # as tasks: the client waits for this very method
+            task = asyncio.create_task(callback())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
 
 def _jittered(servers: list[Any], info: dict[str, Any]) -> tuple[None, float]:

@@ -1,0 +1,179 @@
+"""Between the application's words and the wire's.
+
+Whatever comes from a node is checked here before anybody believes it: its id must be the one in
+the subject it came on (the server allows a node no other subject), figures must be finite and not
+negative. A wall clock is not checked beyond being a number: no decision reads it.
+"""
+
+from math import isfinite
+
+from controlplane.application.fleet import (
+    DesiredNode,
+    DesiredReplica,
+    DeviceLoad,
+    NodeLoad,
+    NodeReport,
+    ReplicaLoad,
+    ReplicaReport,
+)
+from controlplane.domain.node import DeviceInfo
+from gpuagent.wire import messages as wire
+from gpuagent.wire.codec import decode
+
+REPLICA_STATES = frozenset({"pending", "downloading", "loading", "ready", "stopping", "failed"})
+MAX_BYTES = 2**53
+
+
+class Rejected(ValueError):
+    """A well-formed message that says something impossible."""
+
+
+# --- desired state ------------------------------------------------------------------------------
+def desired_to_wire(node: DesiredNode, cluster_id: str) -> wire.DesiredState:
+    return wire.DesiredState(
+        cluster_id=cluster_id,
+        epoch=node.epoch,
+        generation=node.generation,
+        node_id=node.node_id,
+        drain=node.drain,
+        replicas=tuple(_replica_to_wire(replica) for replica in node.replicas),
+    )
+
+
+def _replica_to_wire(replica: DesiredReplica) -> wire.ReplicaSpec:
+    spec = replica.spec
+    return wire.ReplicaSpec(
+        replica_id=replica.replica_id,
+        version_id=replica.version_id,
+        model=replica.model,
+        version=spec.version,
+        device_index=replica.device_index,
+        memory_bytes=replica.memory_bytes,
+        source=spec.source,
+        sha256=spec.sha256,
+        quantization=spec.quantization,
+        kv_cache_dtype=spec.kv_cache_dtype,
+        isolation=spec.colocation.isolation,
+        priority=spec.priority,
+        max_batch=spec.max_batch,
+        max_model_len=spec.max_model_len,
+        policy=spec.policy,
+        tensor_parallel=spec.tensor_parallel,
+    )
+
+
+# --- reports ------------------------------------------------------------------------------------
+def node_report(payload: bytes, node_id: str) -> NodeReport:
+    """An observed state; raises WireError or Rejected."""
+    state = decode(payload, wire.ObservedState)
+    _same_node(state.node_id, node_id)
+    _natural(state.acked_epoch, state.acked_generation)
+    return NodeReport(
+        state.node_id,
+        state.boot_id,
+        state.acked_epoch,
+        state.acked_generation,
+        state.zone,
+        tuple(_device(device) for device in state.devices),
+        tuple(_replica_report(replica) for replica in state.replicas),
+    )
+
+
+def _device(device: wire.Device) -> DeviceInfo:
+    _natural(device.index, device.memory_bytes)
+    return DeviceInfo(device.index, device.kind, device.name, device.memory_bytes)
+
+
+def _replica_report(status: wire.ReplicaStatus) -> ReplicaReport:
+    if status.state not in REPLICA_STATES:
+        raise Rejected(f"replica state {status.state!r}")
+    _natural(status.device_index, status.weights_bytes, status.kv_bytes, status.peak_bytes)
+    _figures(status.load_seconds)
+    return ReplicaReport(
+        status.replica_id,
+        status.version_id,
+        status.device_index,
+        status.state,
+        status.reason_code,
+        status.reason,
+        status.weights_bytes,
+        status.kv_bytes,
+        status.peak_bytes,
+        status.load_seconds,
+        status.sha256,
+    )
+
+
+# --- telemetry ----------------------------------------------------------------------------------
+def node_load(payload: bytes, node_id: str) -> NodeLoad:
+    """A telemetry message; raises WireError or Rejected."""
+    said = decode(payload, wire.Telemetry)
+    _same_node(said.node_id, node_id)
+    _natural(said.seq, said.acked_epoch, said.acked_generation)
+    _figures(said.at)
+    return NodeLoad(
+        said.node_id,
+        said.boot_id,
+        said.seq,
+        said.at,
+        said.acked_epoch,
+        said.acked_generation,
+        said.draining,
+        tuple(_device_load(device) for device in said.devices),
+        tuple(_replica_load(replica) for replica in said.replicas),
+    )
+
+
+def _device_load(load: wire.DeviceLoad) -> DeviceLoad:
+    _natural(load.index, load.memory_used_bytes, load.memory_total_bytes, load.foreign_bytes)
+    _figures(load.utilization, load.temperature_c, load.power_w)
+    return DeviceLoad(
+        load.index,
+        min(load.utilization, 1.0),
+        load.memory_used_bytes,
+        load.memory_total_bytes,
+        load.foreign_bytes,
+        load.temperature_c,
+        load.power_w,
+    )
+
+
+def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
+    if load.state not in REPLICA_STATES:
+        raise Rejected(f"replica state {load.state!r}")
+    counts = (load.num_running, load.num_waiting, load.num_free_blocks, load.num_blocks)
+    _natural(load.device_index, load.block_size, *counts, load.num_preemptions)
+    _natural(load.generated_tokens, load.prompt_tokens, load.cached_tokens)
+    _figures(load.prefill_tokens_per_s, load.decode_step_s, load.last_step_age_s)
+    return ReplicaLoad(
+        load.replica_id,
+        load.version_id,
+        load.device_index,
+        load.state,
+        *counts,
+        load.block_size,
+        load.prefill_tokens_per_s,
+        load.decode_step_s,
+        load.generated_tokens,
+        load.prompt_tokens,
+        load.cached_tokens,
+        load.num_preemptions,
+        load.last_step_age_s,
+    )
+
+
+def _same_node(said: str, subject: str) -> None:
+    if said != subject:
+        raise Rejected(f"{subject} speaks as {said!r}")
+
+
+def _natural(*values: int) -> None:
+    for value in values:
+        if not 0 <= value <= MAX_BYTES:
+            raise Rejected(f"{value} is no count")
+
+
+def _figures(*values: float) -> None:
+    for value in values:
+        if not isfinite(value) or not 0 <= value < 1e15:
+            raise Rejected(f"{value} is no figure")

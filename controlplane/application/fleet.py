@@ -1,0 +1,174 @@
+"""What the application tells nodes and hears from them, free of the wire format.
+
+``adapters.natsbus.translate`` turns these into wire messages and back. ``FleetLoads`` keeps the
+newest figures of every node in memory, with their age by a monotonic clock: whether a node is
+alive never depends on what its wall clock says.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from controlplane.domain.model import VersionSpec
+from controlplane.domain.node import DeviceInfo
+
+
+# --- control plane -> node --------------------------------------------------------------------
+class DesiredReplica(msgspec.Struct, frozen=True):
+    """One assignment joined with its version's specification."""
+
+    replica_id: str
+    version_id: str
+    model: str
+    device_index: int
+    memory_bytes: int
+    spec: VersionSpec
+
+
+class DesiredNode(msgspec.Struct, frozen=True):
+    """Everything one node should run. Order: ``(epoch, generation)``, lexicographically."""
+
+    node_id: str
+    epoch: int
+    generation: int
+    drain: bool
+    replicas: tuple[DesiredReplica, ...] = ()
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """What the bus now holds for a node. Not ``written`` when the same was there already: then
+    the numbers are those it was first written with, and those are what the node acknowledges."""
+
+    epoch: int
+    generation: int
+    written: bool
+
+
+class StaleDesired(Exception):
+    """The bus holds a newer desired state than this one: another controller leads by now."""
+
+
+# --- node -> control plane --------------------------------------------------------------------
+class ReplicaReport(msgspec.Struct, frozen=True):
+    """``state``: pending | downloading | loading | ready | stopping | failed. Sizes in bytes."""
+
+    replica_id: str
+    version_id: str
+    device_index: int
+    state: str
+    code: str = ""
+    detail: str = ""
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    peak_bytes: int = 0
+    load_seconds: float = 0.0
+    sha256: str = ""
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """What a node really runs and the newest desired state it has accepted."""
+
+    node_id: str
+    boot_id: str
+    acked_epoch: int
+    acked_generation: int
+    zone: str
+    devices: tuple[DeviceInfo, ...]
+    replicas: tuple[ReplicaReport, ...]
+
+
+class DeviceLoad(msgspec.Struct, frozen=True):
+    """``utilization`` is the busy fraction of the step loop, 0 to 1."""
+
+    index: int
+    utilization: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    foreign_bytes: int
+    temperature_c: float
+    power_w: float
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True):
+    replica_id: str
+    version_id: str
+    device_index: int
+    state: str
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+    block_size: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    generated_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    num_preemptions: int
+    last_step_age_s: float
+
+
+class NodeLoad(msgspec.Struct, frozen=True):
+    """One telemetry message: the node's heartbeat. ``seq`` counts up within one boot."""
+
+    node_id: str
+    boot_id: str
+    seq: int
+    at: float
+    acked_epoch: int
+    acked_generation: int
+    draining: bool
+    devices: tuple[DeviceLoad, ...]
+    replicas: tuple[ReplicaLoad, ...]
+
+
+OnReport = Callable[[NodeReport], None]
+OnLoad = Callable[[NodeLoad], None]
+
+
+class DesiredStates(Protocol):
+    """The bus as the publisher of desired state sees it; one whole value per node."""
+
+    async def deliver(self, node: DesiredNode) -> Delivery:
+        """Tell the node, unless it is told the same already.
+
+        Raises StaleDesired rather than overwrite something newer, BusUnavailable.
+        """
+
+
+class BusUnavailable(Exception):
+    """The bus cannot take this now; nothing was sent, or nobody knows whether it was."""
+
+    code = "bus_unavailable"
+
+    def __init__(self, message: str = "The message bus is not connected.") -> None:
+        super().__init__(message)
+        self.retry_after = 2.0
+
+
+class FleetLoads:
+    """The newest ``NodeLoad`` of every node and when it came, in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._loads: dict[str, tuple[NodeLoad, float]] = {}
+
+    def record(self, load: NodeLoad, monotonic: float) -> bool:
+        """Keep it; False if it is a repetition or older than what this boot said before."""
+        known = self._loads.get(load.node_id)
+        if known and known[0].boot_id == load.boot_id and load.seq <= known[0].seq:
+            return False
+        self._loads[load.node_id] = (load, monotonic)
+        return True
+
+    def latest(self, node_id: str) -> NodeLoad | None:
+        known = self._loads.get(node_id)
+        return known[0] if known else None
+
+    def age_s(self, node_id: str, monotonic: float) -> float | None:
+        """Seconds since the node was last heard; None if never."""
+        known = self._loads.get(node_id)
+        return monotonic - known[1] if known else None
+
+    def forget(self, node_id: str) -> None:
+        self._loads.pop(node_id, None)

@@ -1,0 +1,185 @@
+"""Desired state is whole and never goes back; what nodes say is checked before it is believed."""
+
+import asyncio
+
+import pytest
+
+from controlplane.adapters.natsbus.publisher import DesiredPublisher
+from controlplane.adapters.natsbus.subscriber import NodeSubscriber
+from controlplane.adapters.natsbus.translate import Rejected, node_load
+from controlplane.application.fleet import (
+    BusUnavailable,
+    DesiredNode,
+    DesiredReplica,
+    NodeLoad,
+    NodeReport,
+    StaleDesired,
+)
+from controlplane.domain.model import VersionSpec
+from gpuagent.wire.codec import decode, encode
+from gpuagent.wire.messages import (
+    DesiredState,
+    Device,
+    DeviceLoad,
+    ObservedState,
+    ReplicaLoad,
+    Telemetry,
+)
+from tests.application.bus import control, node, until
+from tests.natsserver import NatsServer, nats  # noqa: F401
+
+SPEC = VersionSpec(version="v1", source="simulated://m", gpu_memory=1000, max_batch=7)
+REPLICA = DesiredReplica("m.v1.g1.0", "m@v1", "m", 0, 1000, SPEC)
+
+
+def desired(epoch: int, generation: int, *replicas: DesiredReplica) -> DesiredNode:
+    return DesiredNode("n1", epoch, generation, False, replicas)
+
+
+async def test_a_node_reads_what_was_decided(nats: NatsServer) -> None:  # noqa: F811
+    """The whole specification arrives at the node, joined from the version."""
+    async with control(nats) as bus, node(nats, "n1") as n1:
+        assert (await DesiredPublisher(bus, "c").deliver(desired(1, 4, REPLICA))).written
+        entry = await (await n1.jetstream().key_value("desired")).get("n1")
+        state = decode(entry.value, DesiredState)
+        assert (state.cluster_id, state.epoch, state.generation) == ("c", 1, 4)
+        assert state.replicas[0].source == "simulated://m"
+        assert (state.replicas[0].max_batch, state.replicas[0].max_model_len) == (7, 4096)
+
+
+async def test_an_older_state_never_replaces_a_newer_one(nats: NatsServer) -> None:  # noqa: F811
+    """Epoch first, then generation; what was written stays."""
+    async with control(nats) as bus:
+        publisher = DesiredPublisher(bus, "c")
+        await publisher.deliver(desired(2, 9, REPLICA))
+        for epoch, generation in ((1, 99), (2, 8), (0, 0)):
+            with pytest.raises(StaleDesired):
+                await publisher.deliver(desired(epoch, generation))
+        assert not (await publisher.deliver(desired(2, 10, REPLICA))).written
+
+
+async def test_the_same_content_is_not_written_twice(nats: NatsServer) -> None:  # noqa: F811
+    """The answer names the generation that stands, which is the one to be acknowledged."""
+    async with control(nats) as bus:
+        publisher = DesiredPublisher(bus, "c")
+        await publisher.deliver(desired(1, 3, REPLICA))
+        again = await publisher.deliver(desired(1, 7, REPLICA))
+        assert (again.generation, again.written) == (3, False)
+        assert (await publisher.deliver(desired(2, 7, REPLICA))).written, "a new epoch is told"
+        assert (await publisher.deliver(desired(2, 8))).written
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\xc1",
+        encode(DesiredState(cluster_id="c", epoch=9, generation=9, node_id="n2")),
+        encode(DesiredState(cluster_id="other", epoch=9, generation=9, node_id="n1")),
+    ],
+)
+async def test_what_is_not_ours_is_overwritten(nats: NatsServer, nonsense: bytes) -> None:  # noqa: F811
+    async with control(nats) as bus:
+        await (await bus.jetstream().key_value("desired")).put("n1", nonsense)
+        assert (await DesiredPublisher(bus, "c").deliver(desired(1, 1, REPLICA))).written
+
+
+async def test_racing_controllers_leave_the_newest(nats: NatsServer) -> None:  # noqa: F811
+    """Twenty writers with different generations at once: the highest stands."""
+    async with control(nats) as bus:
+        publisher = DesiredPublisher(bus, "c")
+        replicas = [DesiredReplica(f"m.v1.g{g}.0", "m@v1", "m", 0, 1, SPEC) for g in range(20)]
+        orders = [publisher.deliver(desired(1, g, replicas[g])) for g in reversed(range(20))]
+        results = await asyncio.gather(*orders, return_exceptions=True)
+        assert all(not isinstance(r, Exception) or isinstance(r, (StaleDesired, BusUnavailable))
+                   for r in results)  # fmt: skip
+        last = await publisher.deliver(desired(1, 19, replicas[19]))
+        assert last.generation == 19
+
+
+async def test_a_wiped_bus_is_filled_again(nats: NatsServer) -> None:  # noqa: F811
+    """The bucket is made again and the state written, without anybody's help."""
+    async with control(nats) as bus:
+        publisher = DesiredPublisher(bus, "c")
+        await publisher.deliver(desired(1, 3, REPLICA))
+        nats.stop()
+        nats.wipe()
+        nats.start()
+        await until(lambda: bus.connected and bus.num_reconnects, 5)
+        assert (await publisher.deliver(desired(1, 3, REPLICA))).written
+
+
+async def test_without_a_server_delivery_is_refused(nats: NatsServer) -> None:  # noqa: F811
+    async with control(nats) as bus:
+        nats.stop(kill=True)
+        await until(lambda: not bus.connected, 2)
+        with pytest.raises(BusUnavailable):
+            await DesiredPublisher(bus, "c").deliver(desired(1, 1))
+        nats.start()
+
+
+async def test_reports_are_read_at_start_and_heard_later(nats: NatsServer) -> None:  # noqa: F811
+    """A report from before the subscription is found; a later one is pushed."""
+    async with control(nats) as bus, node(nats, "n1") as n1:
+        loads: list[NodeLoad] = []
+        reports: list[NodeReport] = []
+        store = await n1.jetstream().key_value("observed")
+        device = Device(index=0, kind="cpu", name="cpu", memory_bytes=4096)
+        state = ObservedState(
+            node_id="n1", boot_id="b1", acked_epoch=1, acked_generation=2, devices=(device,)
+        )
+        await store.put("n1", encode(state))
+        subscriber = NodeSubscriber(bus, loads.append, reports.append)
+        await subscriber.start()
+        assert reports[0].devices[0].memory_bytes == 4096
+        later = ObservedState(node_id="n1", boot_id="b1", acked_epoch=1, acked_generation=3)
+        await store.put("n1", encode(later))
+        await until(lambda: len(reports) == 2)
+        assert reports[1].acked_generation == 3
+        await n1.client.publish("engine.telemetry.n1", encode(_telemetry()))
+        await until(lambda: loads)
+        assert loads[0].devices[0].utilization == 0.5
+
+
+async def test_lies_are_dropped_and_counted(nats: NatsServer) -> None:  # noqa: F811
+    async with control(nats) as bus, node(nats, "n1") as n1:
+        loads: list[NodeLoad] = []
+        subscriber = NodeSubscriber(bus, loads.append)
+        await subscriber.start()
+        for payload in (b"", b"\xc1", b'{"node_id": "n1"}', encode(_telemetry(node_id="n2"))):
+            await n1.client.publish("engine.telemetry.n1", payload)
+        await until(lambda: subscriber.rejected["n1"] == 4)
+        assert loads == []
+
+
+def _telemetry(node_id: str = "n1", **device: float) -> Telemetry:
+    figures = {"utilization": 0.5, "memory_used_bytes": 1, "memory_total_bytes": 2} | device
+    return Telemetry(
+        node_id=node_id,
+        boot_id="b1",
+        seq=1,
+        at=1.0,
+        devices=(DeviceLoad(index=0, **figures),),  # type: ignore[arg-type]
+        replicas=(ReplicaLoad(replica_id="r", version_id="m@v1", device_index=0, state="ready"),),
+    )
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"utilization": float("nan")},
+        {"utilization": float("inf")},
+        {"utilization": -0.1},
+        {"memory_used_bytes": -1},
+        {"memory_total_bytes": 2**60},
+        {"temperature_c": 1e308},
+        {"power_w": float("-inf")},
+    ],
+)
+def test_impossible_figures_are_rejected(device: dict[str, float]) -> None:
+    with pytest.raises(Rejected):
+        node_load(encode(_telemetry(**device)), "n1")
+
+
+def test_wall_clocks_are_not_judged() -> None:
+    """A node whose clock is an hour off is as alive as any other."""
+    assert node_load(encode(_telemetry()), "n1").at == 1.0
