@@ -1,0 +1,52 @@
+"""What the demo keeps in its folder, without starting anything."""
+
+import socket
+
+import pytest
+
+from controlplane.entrypoints.processes.demo import (
+    AlreadyRunning,
+    curl_line,
+    kept_ports,
+    locked,
+    message_of,
+)
+
+
+def test_one_folder_serves_one_demo(tmp_path):
+    """The second is refused and told who holds the folder; afterwards it is free again."""
+    refused = pytest.raises(AlreadyRunning, match=r"process \d+.*ENGINE_DATA_DIR")
+    with locked(tmp_path), refused, locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_ports_stay_while_they_are_free(tmp_path):
+    """The same names get the same ports again; a taken one is replaced, a new one added."""
+    file = tmp_path / "ports.json"
+    first = kept_ports(file, ["web", "gateway"])
+    assert len(set(first.values())) == 2
+    assert kept_ports(file, ["web", "gateway"]) == first
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first["web"]))
+        taken.listen()
+        second = kept_ports(file, ["web", "gateway", "nats"])
+    assert second["gateway"] == first["gateway"]
+    assert second["web"] != first["web"]
+    assert len(set(second.values())) == 3
+
+
+def test_why_there_is_no_token_yet_is_said_in_a_sentence():
+    """The message of an OpenAI error, or the body where it is none."""
+    assert message_of(b'{"error": {"message": "loading"}}') == "loading"
+    assert message_of(b"<html>") == "<html>"
+    assert message_of(b'{"error": "x"}') == '{"error": "x"}'
+
+
+def test_the_curl_line_is_a_whole_command():
+    """It can be pasted: address, key, model and a streamed question."""
+    line = curl_line({"api_url": "http://h:1", "api_key": "sk_a.b", "model": "m"})
+    assert "http://h:1/v1/chat/completions" in line
+    assert "Bearer sk_a.b" in line
+    assert '"stream": true' in line
