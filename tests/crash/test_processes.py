@@ -1,9 +1,9 @@
 """kill -9 of any one process while tokens stream and commands are written, again and again.
 
-One product with the simulated backend. Each round opens streams, writes tenants over REST, kills one
-process at a random moment, and waits until it is back and a new request is answered. What was seen
-is kept as a history in the manner of Jepsen: *ok* (acknowledged), *fail* (refused), *unknown* (cut),
-and checked against the log and the ledger at the end: ok must be there, unknown may or may not.
+One product with the simulated backend. Each round opens streams, writes tenants over REST, kills
+one process at a random moment, and waits until it is back and a new request is answered. What was
+seen is kept as a history in the manner of Jepsen: *ok* (acknowledged), *fail* (refused), *unknown*
+(cut), and checked against the log and the ledger at the end: ok must be there, unknown may be.
 
 The seed is printed with a failure; ``ENGINE_CRASH_SEED`` and ``ENGINE_CRASH_ROUNDS`` repeat or
 lengthen a run.
