@@ -13,6 +13,8 @@ FRONTEND_SOURCES := $(shell find frontend -path '*/node_modules' -prune -o -path
 	-path frontend/test -prune -o -type f -print 2>/dev/null)
 RUN_ARGS ?=
 PYTEST_ARGS ?=
+# Django wants a data folder to be imported; the one of `make run` is left alone.
+SCRATCH := ENGINE_DATA_DIR=.make
 STEP = @printf '\033[2m%s\033[0m\n'
 
 .PHONY: help run test lint venv frontend clean
@@ -29,15 +31,15 @@ run: .venv/.run-installed $(if $(HAS_NODE),frontend/dist/.built,no-node)
 # The browser tests walk through the built dashboard, so it is built first.
 test: .venv/.dev-installed $(if $(HAS_NODE),frontend/dist/.built,no-node)
 	$(if $(HAS_NODE),$(NPM) test --silent)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(SCRATCH) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev-installed $(if $(HAS_NODE),frontend/node_modules/.installed,no-node)
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
-	$(BIN)/mypy --no-error-summary
+	$(SCRATCH) $(BIN)/mypy --no-error-summary
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python manage.py makemigrations --check --dry-run
-	$(BIN)/python manage.py spectacular --validate --fail-on-warn --file /dev/null
+	$(SCRATCH) $(BIN)/python manage.py makemigrations --check --dry-run
+	$(SCRATCH) $(BIN)/python manage.py spectacular --validate --fail-on-warn --file /dev/null
 	$(if $(HAS_NODE),$(NPM) run --silent lint && $(NPM) run --silent typecheck && $(NPM) run --silent check)
 
 venv: .venv/.dev-installed
