@@ -76,6 +76,7 @@ class Scheduler:
         self.kv = KVCache(config.num_blocks, config.block_size, config.prefix_caching)
         self.num_steps = 0
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
         self._num_arrivals = 0
         self._running: dict[str, Sequence] = {}
         self._waiting: dict[str, Sequence] = {}
@@ -208,6 +209,7 @@ class Scheduler:
         sequence.num_computed = admitted.num_cached
         if not sequence.has_started:
             sequence.has_started, sequence.num_cached = True, admitted.num_cached
+            self.num_cached_tokens += admitted.num_cached
         self._take(sequence, min(sequence.num_to_compute, step.budget), copies, step)
         return True
 

@@ -163,9 +163,11 @@ def _reject_unknown(values: Mapping[str, Any]) -> None:
     if values.get("hidden_act", "silu") != "silu" or _flag(values, "mlp_bias"):
         raise LoadError("config_rejected", "only SiLU without bias is supported")
     window, length = values.get("sliding_window"), values.get("max_position_embeddings")
-    if window is not None and (type(window) is not int or type(length) is not int):
+    if window is None:
+        return
+    if type(window) is not int or type(length) is not int:
         raise LoadError("config_invalid", "sliding_window must be an integer or null")
-    if window is not None and window < length:
+    if window < length:
         raise LoadError("config_rejected", "a sliding window below the context is not supported")
 
 

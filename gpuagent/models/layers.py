@@ -51,9 +51,7 @@ class RotaryEmbedding:
     This is Hugging Face's layout of halves; weights from elsewhere may need permuting.
     """
 
-    def __init__(
-        self, head_dim: int, theta: float, max_position: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, head_dim: int, theta: float, max_position: int, dtype: torch.dtype) -> None:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
         positions = torch.arange(max_position, dtype=torch.int64).float()
         angles = torch.outer(positions, 1.0 / theta**exponents)

@@ -84,9 +84,7 @@ class _Layer:
         hidden = hidden + self._attend(self._input_norm(hidden), rotation, attention)
         return hidden + self._mlp(self._mlp_norm(hidden))
 
-    def _attend(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention
-    ) -> Tensor:
+    def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
         query = rotate(self._split_heads(self._query(x)), *rotation)
         key = rotate(self._split_heads(self._key(x)), *rotation)
         value = self._split_heads(self._value(x))

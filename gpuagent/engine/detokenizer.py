@@ -1,0 +1,94 @@
+"""Tokens to text as they come, holding back what may still change.
+
+A character may take several tokens, and a tokenizer's decoder may treat a text's first token
+differently, so each new token is decoded together with the few before it and only what is
+added is delivered. While the text ends in an incomplete character nothing is. Example, the
+three bytes of the euro sign as one token each:
+
+    push(226) -> ""      push(130) -> ""      push(172) -> "€"
+
+A stop string may begin in one token and end in another, so a tail that could become one is
+held too. With stop "END":
+
+    push("the E") -> "the "    push("N") -> ""    push("ding") -> "ENding"
+    push(" E") -> " "          push("ND.") -> "", and `stopped` is True: the text is cut there
+"""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+CONTEXT = 5  # tokens of the prompt's end to start from
+MAX_HELD = 8  # tokens of an incomplete character; one of UTF-8 has 4 bytes
+REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """The text of one request's output tokens; `stopped` once a stop string has appeared."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(prompt[-CONTEXT:])
+        self._prefix = self._decode(self._window)
+        self._num_settled = len(self._window)
+        self._stop = stop
+        self._pending = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Text that can be delivered now that `token` has come."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        is_open = text.endswith(REPLACEMENT)
+        if is_open and len(self._window) - self._num_settled <= MAX_HELD:
+            return ""
+        self._pending += text[len(self._prefix) :]
+        self._settle()
+        return self._release(self._holdback())
+
+    def finish(self) -> str:
+        """Whatever is held back, when no more tokens come."""
+        if self.stopped:
+            return ""
+        self._pending += self._decode(self._window)[len(self._prefix) :]
+        self._settle()
+        return self._release(0)
+
+    def token_text(self, token: int) -> str:
+        """A token by itself, for a list of log probabilities."""
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+    def _settle(self) -> None:
+        """Start the next window at what has just been decoded."""
+        self._window = self._window[self._num_settled :]
+        self._num_settled = len(self._window)
+        self._prefix = self._decode(self._window)
+
+    def _release(self, num_held: int) -> str:
+        if cut := self._cut():
+            self.stopped = True
+            text, self._pending = self._pending[: cut - 1], ""
+            return text
+        split = len(self._pending) - num_held
+        text, self._pending = self._pending[:split], self._pending[split:]
+        return text
+
+    def _cut(self) -> int:
+        """One plus where the earliest stop string begins; 0 if there is none."""
+        found = [self._pending.find(stop) for stop in self._stop]
+        return min((at + 1 for at in found if at >= 0), default=0)
+
+    def _holdback(self) -> int:
+        """Length of the longest end of the text that may be the start of a stop string."""
+        longest = max((len(stop) for stop in self._stop), default=1) - 1
+        for size in range(min(longest, len(self._pending)), 0, -1):
+            if any(stop.startswith(self._pending[-size:]) for stop in self._stop):
+                return size
+        return 0
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text

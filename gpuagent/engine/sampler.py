@@ -1,0 +1,191 @@
+"""Choose the next token of each row of logits.
+
+Order of operations, as the OpenAI API and its usual servers have it: penalties and bias,
+then temperature, then top-k, top-p and min-p, then one draw. Log probabilities are reported
+of the model's own distribution, before any of that.
+
+A draw is the inverse of the cumulated probabilities at one number u in [0, 1), and u is a
+hash of the request's seed and the token's index, not the next number of a stream:
+
+    probabilities 0.5 0.3 0.2, u = 0.6  ->  cumulated 0.5 0.8 1.0  ->  token 1
+
+So a seeded request gives the same tokens alone, in any batch, and after a preemption, with no
+generator to save. Gumbel noise was rejected: it needs one random number per vocabulary entry.
+
+The vocabulary is sorted for nobody: top-k takes a partial selection; top-p looks at the
+`NUCLEUS` best first, and only rows whose nucleus is larger are selected in full.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpuagent.engine.request import RequestRejected, SamplingParams
+
+GREEDY_BELOW = 1e-5
+NUCLEUS = 1024
+MAX_LOGPROBS = 20
+U_BITS = 32  # few enough that u * total never rounds up to the total in float64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What choosing one token needs to know of its request.
+
+    `token_ids` is prompt and output so far; `seed` is always set, `index` counts the
+    request's output tokens.
+    """
+
+    params: SamplingParams
+    seed: int
+    index: int
+    token_ids: Sequence[int]
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A chosen token; `logprobs` is its own (natural log) and the best alternatives."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Raise RequestRejected `invalid_sampling` for values without meaning."""
+    numbers = [params.temperature, params.top_p, params.min_p, params.repetition_penalty]
+    numbers += [params.presence_penalty, params.frequency_penalty]
+    biased = [token for token, _ in params.logit_bias]
+    problems = {
+        "max_tokens must be at least 1": params.max_tokens < 1,
+        "numbers must be finite": not all(map(math.isfinite, numbers)),
+        "temperature must not be negative": params.temperature < 0,
+        "top_p must be in (0, 1]": not 0 < params.top_p <= 1,
+        "min_p must be in [0, 1]": not 0 <= params.min_p <= 1,
+        "top_k must not be negative": params.top_k < 0,
+        "repetition_penalty must be positive": params.repetition_penalty <= 0,
+        "stop strings must not be empty": "" in params.stop,
+        f"logprobs must be in 0..{MAX_LOGPROBS}": not 0 <= (params.logprobs or 0) <= MAX_LOGPROBS,
+        "logit_bias names unknown tokens": any(not 0 <= t < vocab_size for t in biased),
+        "logit_bias must be finite": not all(math.isfinite(b) for _, b in params.logit_bias),
+    }
+    for message, is_wrong in problems.items():
+        if is_wrong:
+            raise RequestRejected("invalid_sampling", message)
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sample | None]:
+    """One sample per row of logits (rows, vocab) in float32; None for a row with NaN or inf."""
+    is_sound = torch.isfinite(logits.sum(-1)).tolist()
+    reports = {
+        i: torch.log_softmax(logits[i], -1)
+        for i, row in enumerate(rows)
+        if row.params.logprobs is not None and is_sound[i]
+    }
+    tokens = _choose(_adjusted(logits, rows), rows)
+    return [
+        _report(token, reports.get(i), rows[i].params.logprobs) if is_sound[i] else None
+        for i, token in enumerate(tokens)
+    ]
+
+
+def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    tokens = logits.argmax(-1)
+    random = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
+    if random:
+        chosen = [rows[i] for i in random]
+        picked = logits if len(random) == len(rows) else logits[random]
+        tokens[torch.tensor(random, device=tokens.device)] = _draw(picked, chosen)
+    result: list[int] = tokens.tolist()
+    return result
+
+
+def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """The logits with penalties and bias; the same tensor if no row asks for any."""
+    asking = [i for i, row in enumerate(rows) if _is_adjusted(row.params)]
+    if asking:
+        logits = logits.clone()
+    for i in asking:
+        _adjust(logits[i], rows[i])
+    return logits
+
+
+def _is_adjusted(params: SamplingParams) -> bool:
+    has_penalty = params.presence_penalty or params.frequency_penalty
+    return bool(has_penalty or params.logit_bias or params.repetition_penalty != 1.0)
+
+
+def _adjust(logits: Tensor, row: SamplingRow) -> None:
+    """Penalties and bias on one row (vocab), in place."""
+    params = row.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(row.token_ids)), device=logits.device)
+        scores, factor = logits[seen], params.repetition_penalty
+        logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)
+    if params.presence_penalty or params.frequency_penalty:
+        output = torch.tensor(row.token_ids[row.num_prompt :], dtype=torch.int64)
+        tokens, counts = output.to(logits.device).unique(return_counts=True)
+        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts
+    if params.logit_bias:
+        tokens, biases = zip(*params.logit_bias, strict=True)
+        indices = torch.tensor(tokens, device=logits.device)
+        logits.index_add_(0, indices, torch.tensor(biases, device=logits.device))
+
+
+def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Tokens (rows,) drawn at each row's temperature from what its filters leave."""
+    temperatures = [row.params.temperature for row in rows]
+    logits = logits / torch.tensor(temperatures, device=logits.device).unsqueeze(1)
+    for i, row in enumerate(rows):
+        _filter(logits[i], row.params)
+    probabilities = torch.softmax(logits, -1, dtype=torch.float64)
+    cumulated = probabilities.cumsum(-1)
+    uniform = torch.tensor([_uniform(row.seed, row.index) for row in rows], dtype=torch.float64)
+    targets = uniform.to(logits.device).unsqueeze(1) * cumulated[:, -1:]
+    # right=True finds the first sum above the target, which a probability of 0 never is.
+    found = torch.searchsorted(cumulated, targets, right=True).squeeze(1)
+    return found.clamp_(max=logits.shape[1] - 1)
+
+
+def _filter(scores: Tensor, params: SamplingParams) -> None:
+    """Set to -inf, in place, what top-k, top-p and min-p exclude from one row (vocab)."""
+    if params.top_k and params.top_k < len(scores):
+        scores[scores < scores.topk(params.top_k).values[-1]] = -math.inf
+    if params.top_p < 1.0:
+        scores[scores < _nucleus_bound(scores, params.top_p)] = -math.inf
+    if params.min_p > 0.0:
+        scores[scores < scores.max() + math.log(params.min_p)] = -math.inf
+
+
+def _nucleus_bound(scores: Tensor, top_p: float) -> Tensor:
+    """The score of the last token of the smallest set with probability >= top_p."""
+    total = scores.logsumexp(-1)
+    for size in (min(NUCLEUS, len(scores)), len(scores)):
+        best = scores.topk(size).values
+        before = (best - total).exp().cumsum(-1).roll(1)
+        before[0] = 0.0
+        is_inside = before < top_p
+        if not is_inside[-1] or size == len(scores):
+            break
+    return best[is_inside][-1]
+
+
+def _uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments."""
+    text = f"{seed}:{index}".encode()
+    bits = int.from_bytes(hashlib.blake2b(text, digest_size=U_BITS // 8).digest(), "big")
+    return float(bits) / float(1 << U_BITS)
+
+
+def _report(token: int, logprobs: Tensor | None, num_top: int | None) -> Sample:
+    if logprobs is None:
+        return Sample(token)
+    values, ids = logprobs.topk(num_top or 0)
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return Sample(token, float(logprobs[token]), top)
