@@ -4,6 +4,7 @@ from functools import cache
 
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
+from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import Clock, EventStore
 
 
@@ -16,3 +17,8 @@ def clock() -> Clock:
 def event_store() -> EventStore:
     """The process's one store: what its threads append at once is committed together."""
     return DjangoEventStore(clock())
+
+
+@cache
+def command_handler() -> CommandHandler:
+    return CommandHandler(event_store(), clock())
