@@ -1,0 +1,136 @@
+"""The fleet as a process sees it: catalog, placement and nodes folded from the log, plus loads.
+
+The controller plans from it and the gateway routes by it. A replica can be routed to only while it
+stands in the newest placement **and** its node said that it is ready: after a partition heals, an
+old replica still runs somewhere, but no decision names it any more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane.application.fleet import DeviceLoad, FleetLoads, ReplicaLoad
+from controlplane.application.ports import RecordedEvent
+from controlplane.dispatch.choose import ReplicaView
+from controlplane.dispatch.resolve import Catalog
+from controlplane.domain import node as nodes
+from controlplane.domain import placement as placements
+from controlplane.domain.model import VersionSpec
+from controlplane.domain.node import Node
+from controlplane.domain.placement import Assignment, Placement, PlacementDecided
+
+DEFAULT_SPEC = VersionSpec(version="", source="")
+
+
+@dataclass
+class FleetState:
+    """Folded in place by ``apply``, in log order; not safe for use from several threads."""
+
+    catalog: Catalog = field(default_factory=Catalog)
+    placement: Placement = field(default_factory=Placement)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    position: int = 0
+
+    def apply(self, recorded: RecordedEvent) -> None:
+        event = recorded.event
+        if isinstance(event, nodes.NodeEvent):
+            known = self.nodes.get(event.node_id, Node())
+            self.nodes[event.node_id] = nodes.evolve(known, event)
+        elif isinstance(event, PlacementDecided):
+            self.placement = placements.evolve(self.placement, event)
+        else:
+            self.catalog.apply(event)
+        self.position = recorded.position
+
+    def replica_state(self, assignment: Assignment) -> str:
+        """What the node last said of it; ``pending`` if it said nothing yet."""
+        known = self.nodes.get(assignment.node_id)
+        said = known.replicas.get(assignment.replica_id) if known else None
+        return said[1] if said else "pending"
+
+    def num_ready(self, version_id: str) -> int:
+        return sum(
+            assignment.version_id == version_id
+            and self.replica_state(assignment) == "ready"
+            and self.nodes[assignment.node_id].status == "ready"
+            for assignment in self.placement.assignments.values()
+        )
+
+    def unplaced_reason(self, version_id: str) -> str:
+        """The planner's sentence on why a wanted replica runs nowhere; "" if none is missing."""
+        for gap in self.placement.unplaced:
+            if gap.version_id == version_id:
+                return gap.reason
+        return ""
+
+    def candidates(
+        self,
+        version_id: str,
+        loads: FleetLoads,
+        monotonic: float,
+        num_local: Mapping[str, int] | None = None,
+    ) -> list[ReplicaView]:
+        """Every replica of the version for ``dispatch.choose``, whatever its state.
+
+        ``num_local`` counts this gateway's own requests in flight by replica id.
+        """
+        local = num_local or {}
+        return [
+            self._view(assignment, loads, monotonic, local.get(assignment.replica_id, 0))
+            for assignment in self.placement.assignments.values()
+            if assignment.version_id == version_id
+        ]
+
+    def _view(
+        self, assignment: Assignment, loads: FleetLoads, monotonic: float, num_local: int
+    ) -> ReplicaView:
+        known = self.nodes.get(assignment.node_id, Node())
+        spec = self.catalog.spec(assignment.version_id) or DEFAULT_SPEC
+        load = loads.latest(assignment.node_id)
+        replica = _find(load.replicas if load else (), assignment.replica_id)
+        device = _device(load.devices if load else (), assignment.device_index)
+        return ReplicaView(
+            replica_id=assignment.replica_id,
+            node_id=assignment.node_id,
+            state=self.replica_state(assignment),
+            node_status=known.status,
+            draining=known.draining,
+            age_s=loads.age_s(assignment.node_id, monotonic),
+            max_batch=spec.max_batch,
+            num_local=num_local,
+            **_device_figures(device),
+            **_replica_figures(replica),
+        )
+
+
+def _find(replicas: tuple[ReplicaLoad, ...], replica_id: str) -> ReplicaLoad | None:
+    return next((one for one in replicas if one.replica_id == replica_id), None)
+
+
+def _device(devices: tuple[DeviceLoad, ...], index: int) -> DeviceLoad | None:
+    return next((one for one in devices if one.index == index), None)
+
+
+def _device_figures(device: DeviceLoad | None) -> dict[str, Any]:
+    if device is None:
+        return {}
+    used = device.memory_used_bytes
+    return {
+        "utilization": device.utilization,
+        "temperature_c": device.temperature_c,
+        "memory_free_bytes": max(0, device.memory_total_bytes - used),
+        "memory_total_bytes": max(1, device.memory_total_bytes),
+    }
+
+
+def _replica_figures(replica: ReplicaLoad | None) -> dict[str, Any]:
+    if replica is None:
+        return {}
+    return {
+        "num_running": replica.num_running,
+        "num_waiting": replica.num_waiting,
+        "num_blocks": replica.num_blocks,
+        "block_size": max(1, replica.block_size),
+        "prefill_tokens_per_s": replica.prefill_tokens_per_s,
+        "decode_step_s": replica.decode_step_s,
+    }

@@ -1,0 +1,227 @@
+"""Which replica answers a request: the cheapest of those that can, with every term kept.
+
+For request r and a replica on node g (Hanzo GPU Inference, section on routing)::
+
+    cost = alpha * L(r, g) + beta * U + gamma * [weights not resident] * C_load
+
+    L  = (queue + prefill + decode) / thermal                      estimated seconds
+    queue    requests ahead of this one: each one's prefill, and a slot's turn if all are taken
+    prefill  (prompt tokens - tokens in its prefix cache) / measured prefill rate
+    decode   step time * output tokens
+    thermal  1 below 75 C, else 1 - 0.3 * (T - 75) / (T_max - 75): hot nodes are avoided early
+    health   w1 (1 - U) + w2 free/total memory + w3 (1 - T/T_max) + w4 / (1 + Q)
+
+Health breaks ties between equal costs; it is not part of the cost, which stays in seconds. A
+replica that cannot take the request is rejected with a code, never just expensive.
+
+Worked example, 100 prompt tokens, 10 output, rate 1000/s, step 20 ms, U = 0.5 on both::
+
+    A idle            L = 0 + 0.1 + 0.2 = 0.30   cost 0.30 + 0.5 beta
+    B three waiting   L = 0.3 + 0.1 + 0.2 = 0.60 cost 0.60 + 0.5 beta     -> A
+
+Telemetry is up to two seconds old, in which a burst would all choose the same replica. So the
+queue is at least what this gateway itself has in flight there (``num_local``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from controlplane.dispatch.refusals import NotReady
+
+UNMEASURED_PREFILL_TOKENS_PER_S = 1000.0
+UNMEASURED_STEP_S = 0.03
+MAX_COUNTED_OUTPUT = 128  # most requests end long before max_tokens; more would drown the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """``alpha`` per estimated second, ``beta`` in seconds at full utilisation, ``gamma`` per
+    second of loading. Omegas are (idle, memory, cool, queue) and sum to 1."""
+
+    alpha: float = 1.0
+    beta: float = 0.5
+    gamma: float = 1.0
+    omega: tuple[float, float, float, float] = (0.3, 0.3, 0.1, 0.3)
+    t_safe: float = 75.0
+    t_max: float = 83.0
+    stale_s: float = 6.0
+
+
+DEFAULT_WEIGHTS = Weights()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica as the gateway knows it. Memory in bytes, temperature in Celsius.
+
+    ``node_status`` is absent | ready | suspect | lost; ``state`` the replica's; ``age_s`` how long
+    ago its node was last heard, None if never. Rates of 0 mean not measured yet.
+    """
+
+    replica_id: str
+    node_id: str
+    state: str = "ready"
+    node_status: str = "ready"
+    draining: bool = False
+    age_s: float | None = 0.0
+    utilization: float = 0.0
+    temperature_c: float = 0.0
+    memory_free_bytes: int = 0
+    memory_total_bytes: int = 1
+    num_running: int = 0
+    num_waiting: int = 0
+    num_local: int = 0
+    max_batch: int = 16
+    num_blocks: int = 0
+    block_size: int = 16
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    num_cached_tokens: int = 0
+    resident: bool = True
+    load_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    num_prompt_tokens: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A replica that could take the request; ``terms`` add up as the module docstring says."""
+
+    replica_id: str
+    node_id: str
+    cost: float
+    health: float
+    terms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedReplica:
+    replica_id: str
+    node_id: str
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The winner and everything it was compared with: enough to explain and to recompute."""
+
+    replica_id: str
+    node_id: str
+    terms: dict[str, float]
+    candidates: tuple[Scored, ...] = ()
+    rejected: tuple[RejectedReplica, ...] = field(default_factory=tuple)
+
+
+def choose(
+    candidates: Sequence[ReplicaView],
+    request: RequestView,
+    weights: Weights = DEFAULT_WEIGHTS,
+    excluded: frozenset[str] = frozenset(),
+) -> Choice:
+    """The replica of least cost. ``excluded``: replica ids that failed this request before.
+
+    Raises NotReady, saying why each replica was rejected, if none is left.
+    """
+    scored: list[Scored] = []
+    rejected: list[RejectedReplica] = []
+    for view in candidates:
+        refusal = _refusal(view, request, weights, excluded)
+        if refusal:
+            rejected.append(RejectedReplica(view.replica_id, view.node_id, *refusal))
+        else:
+            scored.append(score(view, request, weights))
+    if not scored:
+        raise _not_ready(rejected)
+    scored.sort(key=lambda one: (one.cost, -one.health, one.replica_id))
+    best = scored[0]
+    return Choice(best.replica_id, best.node_id, best.terms, tuple(scored), tuple(rejected))
+
+
+def score(view: ReplicaView, request: RequestView, weights: Weights = DEFAULT_WEIGHTS) -> Scored:
+    """Cost and health of one replica, term by term."""
+    rate = view.prefill_tokens_per_s or UNMEASURED_PREFILL_TOKENS_PER_S
+    step = view.decode_step_s or UNMEASURED_STEP_S
+    prefill = max(0, request.num_prompt_tokens - view.num_cached_tokens) / rate
+    decode = step * min(request.max_output_tokens, MAX_COUNTED_OUTPUT)
+    queue = _queue_s(view, request.num_prompt_tokens / rate, decode)
+    thermal = thermal_factor(view.temperature_c, weights)
+    latency = (queue + prefill + decode) / thermal
+    loading = 0.0 if view.resident else weights.gamma * view.load_seconds
+    cost = weights.alpha * latency + weights.beta * view.utilization + loading
+    terms = {
+        "queue_s": queue,
+        "prefill_s": prefill,
+        "decode_s": decode,
+        "thermal": thermal,
+        "latency": weights.alpha * latency,
+        "utilization": weights.beta * view.utilization,
+        "loading": loading,
+        "cost": cost,
+    }
+    return Scored(view.replica_id, view.node_id, cost, health(view, weights), terms)
+
+
+def health(view: ReplicaView, weights: Weights = DEFAULT_WEIGHTS) -> float:
+    """From 0 to 1: idle, roomy, cool and without a queue is 1 (at 0 C)."""
+    idle, memory, cool, queue = weights.omega
+    return (
+        idle * (1 - view.utilization)
+        + memory * view.memory_free_bytes / max(1, view.memory_total_bytes)
+        + cool * max(0.0, 1 - view.temperature_c / weights.t_max)
+        + queue / (1 + view.num_waiting)
+    )
+
+
+def thermal_factor(temperature_c: float, weights: Weights = DEFAULT_WEIGHTS) -> float:
+    """1 below ``t_safe``, falling to 0.7 at ``t_max``; not below 0.1 beyond it."""
+    if temperature_c <= weights.t_safe:
+        return 1.0
+    return max(0.1, 1 - 0.3 * (temperature_c - weights.t_safe) / (weights.t_max - weights.t_safe))
+
+
+def _queue_s(view: ReplicaView, prefill_s: float, decode_s: float) -> float:
+    """Seconds until this request's prefill starts.
+
+    Each request ahead prefills first; beyond ``max_batch`` requests at once, one also waits for
+    slots to fall free, of which ``max_batch`` do so per typical generation.
+    """
+    ahead = max(view.num_running + view.num_waiting, view.num_local)
+    slots = max(1, view.max_batch)
+    waiting = max(view.num_waiting, view.num_local - view.num_running, 0)
+    over = max(0, ahead + 1 - slots)
+    return waiting * prefill_s + over * decode_s / slots
+
+
+def _refusal(
+    view: ReplicaView, request: RequestView, weights: Weights, excluded: frozenset[str]
+) -> tuple[str, str] | None:
+    """Why the replica cannot take the request: code and figures; None if it can."""
+    if view.replica_id in excluded:
+        return "failed_before", "it failed this request before"
+    if view.state != "ready":
+        return "not_ready", f"the replica is {view.state}"
+    if view.node_status != "ready":
+        return f"node_{view.node_status}", f"the node is {view.node_status}"
+    if view.draining:
+        return "node_draining", "the node is being drained"
+    if view.age_s is None or view.age_s > weights.stale_s:
+        age = "never" if view.age_s is None else f"{view.age_s:.1f} s ago"
+        return "stale", f"last heard {age}, allowed are {weights.stale_s:g} s"
+    if view.temperature_c >= weights.t_max:
+        return "too_hot", f"{view.temperature_c:g} C, the limit is {weights.t_max:g} C"
+    needed = -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
+    if view.num_blocks and needed > view.num_blocks:
+        return "kv_too_small", f"needs {needed} KV blocks, the replica has {view.num_blocks}"
+    return None
+
+
+def _not_ready(rejected: list[RejectedReplica]) -> NotReady:
+    if not rejected:
+        return NotReady("No replica of this model is running.", retry_after=5.0)
+    reasons = "; ".join(sorted({f"{one.code}: {one.detail}" for one in rejected})[:4])
+    return NotReady(f"No replica can take the request now ({reasons}).", retry_after=2.0)
