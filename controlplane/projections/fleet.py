@@ -1,0 +1,292 @@
+"""Nodes and replicas: what is desired, what the node accepted, what it reported.
+
+The three are kept apart. A replica's row appears when a plan wants it and goes when no plan wants
+it and its node no longer runs it::
+
+    PlacementDecided(started r)      desired                state assigned
+    NodeAcknowledged                 desired acked          state accepted
+    ReplicaBecameReady               desired acked ready    state ready
+    PlacementDecided(stopped r)      ready                  state stopping
+    ReplicaStopped                   the row is gone
+"""
+
+from typing import ClassVar
+
+from msgspec.structs import replace
+
+from controlplane.domain import node as domain
+from controlplane.domain.node import DeviceInfo
+from controlplane.domain.placement import (
+    PlacementDecided,
+    Started,
+    Stopped,
+)
+from controlplane.projections.base import Projection, Recorded, Row, Rows
+
+
+class Node(Row, frozen=True):
+    """``status``: ready | suspect | lost. ``desired_generation`` is that of the last plan that
+    changed this node; it is settled once ``acked_generation`` has reached it. ``last_seen`` is
+    the time of the node's last transition in the log, not of its last heartbeat."""
+
+    node_id: str
+    status: str
+    zone: str
+    boot_id: str
+    devices: tuple[DeviceInfo, ...]
+    joined_at: float
+    last_seen: float
+    version: int
+    draining: bool = False
+    drain_reason: str = ""
+    acked_generation: int = 0
+    desired_generation: int = 0
+
+
+class Replica(Row, frozen=True):
+    """``observed``: pending | downloading | loading | ready | stopping | failed, or None while the
+    node has said nothing of it. ``generation``, ``decision_id``: the plan that last wanted it so.
+    ``since``: of ``state``. Sizes in bytes, measured after loading (0: not yet)."""
+
+    indexed: ClassVar = ("node_id", "version_id")
+
+    replica_id: str
+    version_id: str
+    node_id: str
+    device_index: int
+    memory_bytes: int
+    desired: bool
+    generation: int
+    decision_id: str
+    since: float
+    state: str
+    reason: str = ""
+    acked: bool = False
+    observed: str | None = None
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    peak_bytes: int = 0
+    load_seconds: float = 0.0
+    sha256: str = ""
+
+
+class LoadFailure(Row, frozen=True):
+    """A version that failed on a node since it was last ready there. Key: "node/version id"."""
+
+    indexed: ClassVar = ("version_id",)
+
+    key: str
+    node_id: str
+    version_id: str
+    code: str
+    detail: str
+    num_failures: int
+    at: float
+
+
+# --- nodes ------------------------------------------------------------------------------------
+def _joined(rows: Rows, event: domain.NodeJoined, recorded: Recorded) -> None:
+    old = rows.get(Node, event.node_id)
+    node = Node(
+        event.node_id,
+        "ready",
+        event.zone,
+        event.boot_id,
+        event.devices,
+        old.joined_at if old else event.at,
+        event.at,
+        recorded.version,
+    )
+    if old is not None:
+        node = replace(
+            node,
+            draining=old.draining,
+            drain_reason=old.drain_reason,
+            acked_generation=old.acked_generation,
+            desired_generation=old.desired_generation,
+        )
+    rows.put(node)
+    if old is not None and old.boot_id != event.boot_id:
+        _forget_observed(rows, event.node_id, event.at)
+
+
+def _change(rows: Rows, event: domain.NodeEvent, recorded: Recorded, **fields: object) -> None:
+    node = rows.get(Node, event.node_id)
+    if node is not None:
+        rows.put(replace(node, version=recorded.version, last_seen=event.at, **fields))
+
+
+def _suspected(rows: Rows, event: domain.NodeSuspected, recorded: Recorded) -> None:
+    _change(rows, event, recorded, status="suspect")
+
+
+def _recovered(rows: Rows, event: domain.NodeRecovered, recorded: Recorded) -> None:
+    _change(rows, event, recorded, status="ready", boot_id=event.boot_id)
+    for replica in rows.find(Replica, node_id=event.node_id):
+        _put_replica(rows, replica, event.at)
+
+
+def _lost(rows: Rows, event: domain.NodeLost, recorded: Recorded) -> None:
+    _change(rows, event, recorded, status="lost")
+    _forget_observed(rows, event.node_id, event.at)
+
+
+def _drain_started(rows: Rows, event: domain.NodeDrainStarted, recorded: Recorded) -> None:
+    _change(rows, event, recorded, draining=True, drain_reason=event.reason)
+
+
+def _drain_ended(rows: Rows, event: domain.NodeDrainEnded, recorded: Recorded) -> None:
+    _change(rows, event, recorded, draining=False, drain_reason="")
+
+
+def _acknowledged(rows: Rows, event: domain.NodeAcknowledged, recorded: Recorded) -> None:
+    _change(rows, event, recorded, acked_generation=event.generation)
+    for replica in rows.find(Replica, node_id=event.node_id):
+        acked = event.generation >= replica.generation
+        if acked != replica.acked:
+            _put_replica(rows, replace(replica, acked=acked), event.at)
+
+
+def _forget_observed(rows: Rows, node_id: str, at: float) -> None:
+    """The node went or started anew: nothing that it reported before holds any more."""
+    for replica in rows.find(Replica, node_id=node_id):
+        _put_replica(rows, replace(replica, observed=None), at)
+
+
+# --- what nodes report ------------------------------------------------------------------------
+def _state_changed(rows: Rows, event: domain.ReplicaStateChanged, recorded: Recorded) -> None:
+    _change(rows, event, recorded)
+    _put_replica(rows, replace(_replica(rows, event), observed=event.state), event.at)
+
+
+def _became_ready(rows: Rows, event: domain.ReplicaBecameReady, recorded: Recorded) -> None:
+    _change(rows, event, recorded)
+    rows.delete(LoadFailure, f"{event.node_id}/{event.version_id}")
+    replica = replace(
+        _replica(rows, event),
+        observed="ready",
+        device_index=event.device_index,
+        weights_bytes=event.weights_bytes,
+        kv_bytes=event.kv_bytes,
+        peak_bytes=event.peak_bytes,
+        load_seconds=event.load_seconds,
+        sha256=event.sha256,
+        reason="",
+    )
+    _put_replica(rows, replica, event.at)
+
+
+def _failed(rows: Rows, event: domain.ReplicaFailed, recorded: Recorded) -> None:
+    _change(rows, event, recorded)
+    key = f"{event.node_id}/{event.version_id}"
+    before = rows.get(LoadFailure, key)
+    count = before.num_failures + 1 if before else 1
+    rows.put(
+        LoadFailure(key, event.node_id, event.version_id, event.code, event.detail, count, event.at)
+    )
+    reason = f"{event.code}: {event.detail}" if event.detail else event.code
+    _put_replica(rows, replace(_replica(rows, event), observed="failed", reason=reason), event.at)
+
+
+def _stopped(rows: Rows, event: domain.ReplicaStopped, recorded: Recorded) -> None:
+    _change(rows, event, recorded)
+    replica = rows.get(Replica, event.replica_id)
+    if replica is not None:
+        _put_replica(rows, replace(replica, observed=None), event.at)
+
+
+ReplicaReport = domain.ReplicaStateChanged | domain.ReplicaBecameReady | domain.ReplicaFailed
+
+
+def _replica(rows: Rows, event: ReplicaReport) -> Replica:
+    """The row of a reported replica; made if no plan wants it (then it should stop)."""
+    return rows.get(Replica, event.replica_id) or Replica(
+        event.replica_id, event.version_id, event.node_id, 0, 0, False, 0, "", event.at, "stopping"
+    )
+
+
+# --- plans ------------------------------------------------------------------------------------
+def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
+    generation = recorded.version
+    for stop in event.stopped:
+        _stop(rows, stop, event, generation)
+    for start in event.started:
+        _start(rows, start, event, generation)
+    touched = {stop.assignment.node_id for stop in event.stopped}
+    for node_id in touched | {start.assignment.node_id for start in event.started}:
+        node = rows.get(Node, node_id)
+        if node is not None:
+            rows.put(replace(node, desired_generation=generation))
+
+
+def _start(rows: Rows, start: Started, event: PlacementDecided, generation: int) -> None:
+    to = start.assignment
+    replica = Replica(
+        to.replica_id,
+        to.version_id,
+        to.node_id,
+        to.device_index,
+        to.memory_bytes,
+        True,
+        generation,
+        event.decision_id,
+        event.at,
+        "assigned",
+        start.reason,
+    )
+    _put_replica(rows, replica, event.at)
+
+
+def _stop(rows: Rows, stop: Stopped, event: PlacementDecided, generation: int) -> None:
+    replica = rows.get(Replica, stop.assignment.replica_id)
+    if replica is None:
+        return
+    stopping = replace(
+        replica,
+        desired=False,
+        acked=False,
+        generation=generation,
+        decision_id=event.decision_id,
+        reason=stop.reason,
+    )
+    _put_replica(rows, stopping, event.at)
+
+
+def _put_replica(rows: Rows, replica: Replica, at: float) -> None:
+    """Keep the replica's row with its summed-up state, or drop it when nothing is left of it."""
+    if not replica.desired and replica.observed in (None, "failed"):
+        rows.delete(Replica, replica.replica_id)
+    else:
+        state = _state(rows, replica)
+        since = replica.since if state == replica.state else at
+        rows.put(replace(replica, state=state, since=since))
+
+
+def _state(rows: Rows, replica: Replica) -> str:
+    if not replica.desired:
+        return "stopping"
+    node = rows.get(Node, replica.node_id)
+    if node is not None and node.status == "lost":
+        return "lost"
+    return replica.observed or ("accepted" if replica.acked else "assigned")
+
+
+PROJECTION = Projection(
+    "fleet",
+    1,
+    (Node, Replica, LoadFailure),
+    {
+        domain.NodeJoined: _joined,
+        domain.NodeSuspected: _suspected,
+        domain.NodeRecovered: _recovered,
+        domain.NodeLost: _lost,
+        domain.NodeDrainStarted: _drain_started,
+        domain.NodeDrainEnded: _drain_ended,
+        domain.NodeAcknowledged: _acknowledged,
+        domain.ReplicaStateChanged: _state_changed,
+        domain.ReplicaBecameReady: _became_ready,
+        domain.ReplicaFailed: _failed,
+        domain.ReplicaStopped: _stopped,
+        PlacementDecided: _decided,
+    },
+)

@@ -1,0 +1,141 @@
+"""How each version stands in the fleet: what is wanted of it, what is ready, and why not.
+
+The one place that joins two projections: the catalog's version row repeats figures of the fleet's
+replica rows, since every list of models shows them. It runs after both.
+"""
+
+from msgspec.structs import replace
+
+from controlplane.domain import model, node
+from controlplane.domain.placement import PlacementDecided, Rejection
+from controlplane.projections.base import Projection, Recorded, Row, Rows
+from controlplane.projections.catalog import NOT_PLANNED, Version
+from controlplane.projections.fleet import Replica
+
+SCALED_TO_ZERO = "It is scaled to zero."
+
+
+class Unplaced(Row, frozen=True):
+    """Replicas that the last plan found no room for."""
+
+    version_id: str
+    num_missing: int
+    code: str
+    reason: str
+    rejections: tuple[Rejection, ...]
+    decision_id: str
+
+
+def refresh(rows: Rows, version_id: str) -> None:
+    """Say again how ``version_id`` stands; nothing if the catalog does not know it."""
+    version = rows.get(Version, version_id)
+    if version is None:
+        return
+    wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
+    gap = rows.get(Unplaced, version_id)
+    ready = sum(row.observed == "ready" for row in wanted)
+    status, reason = _status(version, ready, wanted, gap)
+    rows.put(
+        replace(
+            version,
+            status=status,
+            reason=reason,
+            ready_replicas=ready,
+            desired_replicas=len(wanted) + (gap.num_missing if gap else 0),
+        )
+    )
+
+
+def _status(
+    version: Version, ready: int, wanted: list[Replica], gap: Unplaced | None
+) -> tuple[str, str]:
+    """Status and reason; a version that answers is ready, whatever else is the matter."""
+    if version.retired:
+        return "retired", ""
+    if ready:
+        return "ready", ""
+    if not wanted:
+        nothing = NOT_PLANNED if version.min_replicas else SCALED_TO_ZERO
+        return "unplaced", gap.reason if gap else nothing
+    failed = [row for row in wanted if row.observed == "failed"]
+    if len(failed) == len(wanted):
+        last = max(failed, key=lambda row: (row.since, row.replica_id))
+        return "failed", last.reason
+    return "loading", ""
+
+
+def _version_changed(
+    rows: Rows,
+    event: model.ModelVersionScaled | model.ModelVersionRetired,
+    recorded: Recorded,
+) -> None:
+    refresh(rows, f"{event.name}@{event.version}")
+
+
+def _version_added(rows: Rows, event: model.ModelVersionAdded, recorded: Recorded) -> None:
+    refresh(rows, f"{event.name}@{event.spec.version}")
+
+
+def _node_changed(
+    rows: Rows, event: node.NodeJoined | node.NodeRecovered | node.NodeLost, recorded: Recorded
+) -> None:
+    for version_id in {row.version_id for row in rows.find(Replica, node_id=event.node_id)}:
+        refresh(rows, version_id)
+
+
+def _replica_changed(
+    rows: Rows,
+    event: node.ReplicaStateChanged
+    | node.ReplicaBecameReady
+    | node.ReplicaFailed
+    | node.ReplicaStopped,
+    recorded: Recorded,
+) -> None:
+    refresh(rows, event.version_id)
+
+
+def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
+    touched = {start.assignment.version_id for start in event.started}
+    touched |= {stop.assignment.version_id for stop in event.stopped}
+    for version_id in touched | _replace_unplaced(rows, event):
+        refresh(rows, version_id)
+
+
+def _replace_unplaced(rows: Rows, event: PlacementDecided) -> set[str]:
+    """The versions whose gaps were or are now known."""
+    before = {row.version_id for row in rows.all(Unplaced)}
+    now = {gap.version_id for gap in event.unplaced}
+    for version_id in before - now:
+        rows.delete(Unplaced, version_id)
+    for gap in event.unplaced:
+        rows.put(
+            Unplaced(
+                gap.version_id,
+                gap.num_missing,
+                gap.code,
+                gap.reason,
+                gap.rejections,
+                event.decision_id,
+            )
+        )
+    return before | now
+
+
+PROJECTION = Projection(
+    "standing",
+    1,
+    (Unplaced,),
+    {
+        model.ModelVersionAdded: _version_added,
+        model.ModelVersionScaled: _version_changed,
+        model.ModelVersionRetired: _version_changed,
+        node.NodeJoined: _node_changed,
+        node.NodeRecovered: _node_changed,
+        node.NodeLost: _node_changed,
+        node.ReplicaStateChanged: _replica_changed,
+        node.ReplicaBecameReady: _replica_changed,
+        node.ReplicaFailed: _replica_changed,
+        node.ReplicaStopped: _replica_changed,
+        PlacementDecided: _decided,
+    },
+)

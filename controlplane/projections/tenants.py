@@ -1,0 +1,116 @@
+"""Tenants and their API keys. The keys' secrets are elsewhere, in the access store."""
+
+from typing import ClassVar
+
+from msgspec.structs import replace
+
+from controlplane.domain import tenant as domain
+from controlplane.projections.base import Projection, Recorded, Row, Rows
+
+
+class Tenant(Row, frozen=True):
+    """A tenant that was not deleted. ``budget_tokens`` None: no budget; ``num_keys``: live ones."""
+
+    tenant_id: str
+    name: str
+    tier: str
+    created_at: float
+    version: int
+    suspended: bool = False
+    suspended_reason: str = ""
+    budget_tokens: int | None = None
+    budget_period: str = "month"
+    num_keys: int = 0
+
+
+class ApiKey(Row, frozen=True):
+    """Issued once, revoked at most once; kept while its tenant is."""
+
+    indexed: ClassVar = ("tenant_id",)
+
+    key_id: str
+    tenant_id: str
+    name: str
+    last4: str
+    scopes: tuple[str, ...]
+    expires_at: float | None
+    created_at: float
+    revoked: bool = False
+    revoked_at: float | None = None
+
+
+def _created(rows: Rows, event: domain.TenantCreated, recorded: Recorded) -> None:
+    rows.put(Tenant(event.tenant_id, event.name, event.tier, event.at, recorded.version))
+
+
+def _change(rows: Rows, tenant_id: str, recorded: Recorded, **fields: object) -> None:
+    tenant = rows.get(Tenant, tenant_id)
+    if tenant is not None:
+        rows.put(replace(tenant, version=recorded.version, **fields))
+
+
+def _tier(rows: Rows, event: domain.TenantTierChanged, recorded: Recorded) -> None:
+    _change(rows, event.tenant_id, recorded, tier=event.tier)
+
+
+def _suspended(rows: Rows, event: domain.TenantSuspended, recorded: Recorded) -> None:
+    _change(rows, event.tenant_id, recorded, suspended=True, suspended_reason=event.reason)
+
+
+def _resumed(rows: Rows, event: domain.TenantResumed, recorded: Recorded) -> None:
+    _change(rows, event.tenant_id, recorded, suspended=False, suspended_reason="")
+
+
+def _budget(rows: Rows, event: domain.TenantBudgetSet, recorded: Recorded) -> None:
+    fields = {"budget_tokens": event.tokens, "budget_period": event.period}
+    _change(rows, event.tenant_id, recorded, **fields)
+
+
+def _deleted(rows: Rows, event: domain.TenantDeleted, recorded: Recorded) -> None:
+    for key in rows.find(ApiKey, tenant_id=event.tenant_id):
+        rows.delete(ApiKey, key.key_id)
+    rows.delete(Tenant, event.tenant_id)
+
+
+def _key_issued(rows: Rows, event: domain.ApiKeyIssued, recorded: Recorded) -> None:
+    rows.put(
+        ApiKey(
+            event.key_id,
+            event.tenant_id,
+            event.name,
+            event.last4,
+            event.scopes,
+            event.expires_at,
+            event.at,
+        )
+    )
+    _count_keys(rows, event.tenant_id, recorded)
+
+
+def _key_revoked(rows: Rows, event: domain.ApiKeyRevoked, recorded: Recorded) -> None:
+    key = rows.get(ApiKey, event.key_id)
+    if key is not None:
+        rows.put(replace(key, revoked=True, revoked_at=event.at))
+    _count_keys(rows, event.tenant_id, recorded)
+
+
+def _count_keys(rows: Rows, tenant_id: str, recorded: Recorded) -> None:
+    keys = rows.find(ApiKey, tenant_id=tenant_id)
+    _change(rows, tenant_id, recorded, num_keys=sum(not key.revoked for key in keys))
+
+
+PROJECTION = Projection(
+    "tenants",
+    1,
+    (Tenant, ApiKey),
+    {
+        domain.TenantCreated: _created,
+        domain.TenantTierChanged: _tier,
+        domain.TenantSuspended: _suspended,
+        domain.TenantResumed: _resumed,
+        domain.TenantBudgetSet: _budget,
+        domain.TenantDeleted: _deleted,
+        domain.ApiKeyIssued: _key_issued,
+        domain.ApiKeyRevoked: _key_revoked,
+    },
+)
