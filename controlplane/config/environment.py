@@ -15,23 +15,38 @@ class Environment(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ENGINE_", extra="ignore")
 
-    data_dir: Path = Field(Path("./.run"), description="All state of this machine.")
-    database_url: str = Field("", description="postgres://user@host/db; empty means SQLite.")
-    secret_key: str = Field("", description="Signs sessions and tickets; empty: kept in data_dir.")
-    debug: bool = Field(False, description="Django's debug pages; never in production.")
-    allowed_hosts: str = Field("127.0.0.1,localhost,[::1]", description="Comma-separated.")
-    nats_url: str = Field("nats://127.0.0.1:4222", description="The bus.")
-    nats_creds: Path | None = Field(None, description="Credentials file of the control plane.")
-    redis_url: str = Field("", description="Channel layer across processes; empty: in memory.")
-    web_host: str = Field("127.0.0.1", description="Where the dashboard listens.")
-    web_port: int = Field(8000, description="Dashboard, admin REST and /ws/live.")
-    gateway_host: str = Field("127.0.0.1", description="Where the gateway listens.")
-    gateway_port: int = Field(8001, description="/v1 and /ws/v1/stream.")
-    gateway_url: str = Field("", description="The gateway's public base URL, without /v1.")
-    metrics_port: int = Field(0, description="The controller's /metrics and /readyz; 0: free port.")
-    cluster_id: str = Field("engine", description="Names this installation to its agents.")
-    jwt_issuers: Path | None = Field(None, description="JSON file of trusted JWT issuers.")
-    frontend_dir: Path | None = Field(None, description="Built dashboard; default frontend/dist.")
+    data_dir: Path = Field(default=Path("./.run"), description="All state of this machine.")
+    database_url: str = Field(
+        default="", description="postgres://user@host/db; empty means SQLite."
+    )
+    secret_key: str = Field(
+        default="", description="Signs sessions and tickets; empty: kept in data_dir."
+    )
+    debug: bool = Field(default=False, description="Django's debug pages; never in production.")
+    allowed_hosts: str = Field(default="127.0.0.1,localhost,[::1]", description="Comma-separated.")
+    nats_url: str = Field(default="nats://127.0.0.1:4222", description="The bus.")
+    nats_creds: Path | None = Field(
+        default=None, description="Credentials file of the control plane."
+    )
+    redis_url: str = Field(
+        default="", description="Channel layer across processes; empty: in memory."
+    )
+    web_host: str = Field(default="127.0.0.1", description="Where the dashboard listens.")
+    web_port: int = Field(default=8000, description="Dashboard, admin REST and /ws/live.")
+    gateway_host: str = Field(default="127.0.0.1", description="Where the gateway listens.")
+    gateway_port: int = Field(default=8001, description="/v1 and /ws/v1/stream.")
+    gateway_url: str = Field(default="", description="The gateway's public base URL, without /v1.")
+    metrics_port: int = Field(
+        default=0, description="The controller's /metrics and /readyz; 0: free port."
+    )
+    cluster_id: str = Field(default="engine", description="Names this installation to its agents.")
+    jwt_issuers: Path | None = Field(default=None, description="JSON file of trusted JWT issuers.")
+    operator_tenant: str = Field(
+        default="operators", description="Its keys act for the whole fleet."
+    )
+    frontend_dir: Path | None = Field(
+        default=None, description="Built dashboard; default frontend/dist."
+    )
 
     def hosts(self) -> list[str]:
         return [host.strip() for host in self.allowed_hosts.split(",") if host.strip()]

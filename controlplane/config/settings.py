@@ -80,6 +80,7 @@ INSTALLED_APPS = [
     "controlplane.entrypoints.processes",
 ]
 MIDDLEWARE = [
+    "controlplane.entrypoints.rest.middleware.identify",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -87,6 +88,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "controlplane.entrypoints.rest.middleware.secure",
 ]
 TEMPLATES = [
     {
@@ -113,15 +115,45 @@ CHANNEL_LAYERS = {
     if ENV.redis_url
     else {"BACKEND": "channels.layers.InMemoryChannelLayer"}
 }
+OPERATOR_TENANT = ENV.operator_tenant
+GATEWAY_URL = ENV.public_gateway_url()
+CLUSTER_ID = ENV.cluster_id
+NATS_URL = ENV.nats_url
+FRONTEND_DIR = (ENV.frontend_dir or BASE_DIR / "frontend" / "dist").resolve()
+CSRF_FAILURE_VIEW = "controlplane.entrypoints.rest.problems.csrf_failure"
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+# Bodies are capped at 1 MiB by the edge guard and again by the parsers.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "controlplane.entrypoints.rest.security.KeyAuthentication",
+        "controlplane.entrypoints.rest.security.CookieAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["controlplane.entrypoints.rest.security.Policy"],
+    "DEFAULT_PARSER_CLASSES": ["controlplane.entrypoints.rest.parsing.StrictJSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["controlplane.entrypoints.rest.rendering.JSONRenderer"],
+    "EXCEPTION_HANDLER": "controlplane.entrypoints.rest.problems.exception_handler",
+    "URL_FORMAT_OVERRIDE": None,
+    "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
 }
 SPECTACULAR_SETTINGS: dict[str, Any] = {
     "TITLE": "Engine control plane",
+    "DESCRIPTION": "Models, routes, tenants and nodes; every change is an event in the log.",
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["controlplane.entrypoints.rest.security.Policy"],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "COMPONENT_SPLIT_REQUEST": True,
+    "COMPONENT_SPLIT_PATCH": False,
+    "ENUM_NAME_OVERRIDES": {
+        "PeriodEnum": "controlplane.entrypoints.rest.serializers.tenants.PERIODS",
+        "NodeStatusEnum": "controlplane.entrypoints.rest.serializers.fleet.NODE_STATUSES",
+        "VersionStatusEnum": "controlplane.entrypoints.rest.serializers.catalog.VERSION_STATUSES",
+    },
 }

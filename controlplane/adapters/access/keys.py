@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+from django.conf import settings
+
 from controlplane.adapters.access import tokens
 from controlplane.adapters.access.models import ApiKeySecret
+from controlplane.adapters.access.policy import Principal, role_of_scopes
 
 _LAST_USE_SECONDS = 60.0  # `last_used_at` is written at most this often
 
@@ -50,3 +53,13 @@ def find_key(text: str, now: float) -> ApiKeySecret | None:
 def _note_use(key: ApiKeySecret, now: float) -> None:
     if key.last_used_at is None or now - key.last_used_at > _LAST_USE_SECONDS:
         ApiKeySecret.objects.filter(key_id=key.key_id).update(last_used_at=now)
+
+
+def principal_of_key(text: str, now: float) -> Principal | None:
+    """The principal of a live key. Its role is empty, which is allowed nothing, unless it has an
+    admin scope; it is confined to its tenant unless that is the operators' own."""
+    key = find_key(text, now)
+    if key is None:
+        return None
+    confined_to = "" if key.tenant_id == settings.OPERATOR_TENANT else key.tenant_id
+    return Principal(f"key:{key.key_id}", role_of_scopes(key.scopes), confined_to)

@@ -1,0 +1,97 @@
+"""OpenAPI annotations for views: one line each, the conventions added here."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+
+from controlplane.entrypoints.rest.fields import Query
+from controlplane.entrypoints.rest.serializers.common import (
+    ProblemSerializer,
+    ReadQuery,
+    ReceiptSerializer,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+Shape = type[serializers.BaseSerializer[Any]]
+
+_PROBLEM = {("4XX", "application/problem+json"): ProblemSerializer}
+_DRY_RUN = OpenApiParameter(
+    "dry_run", bool, description="Answer with the would-be events and change nothing."
+)
+_REASON = OpenApiParameter("reason", str, description="Kept in the audit.")
+_HEADERS = [
+    OpenApiParameter(
+        "Idempotency-Key",
+        str,
+        OpenApiParameter.HEADER,
+        description="The same key with the same body gets the first answer again, for 24 h.",
+    ),
+    OpenApiParameter(
+        "If-Match",
+        str,
+        OpenApiParameter.HEADER,
+        description="The ETag last seen; 412 with the current one if it has moved on.",
+    ),
+]
+
+
+def read(name: str, response: Any, query: type[Query] = ReadQuery) -> Callable[[F], F]:
+    """A GET; ``name`` becomes the operation id. ``response`` may map (status, type) to shapes."""
+    responses = response if isinstance(response, dict) else {200: response}
+    return extend_schema(
+        operation_id=name,
+        description="",
+        parameters=[query] if query._declared_fields else [],
+        responses={**responses, **_PROBLEM},
+    )
+
+
+def write(
+    name: str,
+    order: Any = None,
+    *,
+    status: int = 200,
+    response: Any = ReceiptSerializer,
+    conventions: bool = True,
+) -> Callable[[F], F]:
+    """A POST, PUT, PATCH or DELETE; without ``conventions`` it is no command to an aggregate."""
+    parameters = [_DRY_RUN, _REASON, *_HEADERS] if conventions else []
+    return extend_schema(
+        operation_id=name,
+        description="",
+        request=order,
+        parameters=parameters,
+        responses={status: response, **_PROBLEM},
+    )
+
+
+def page_of(item: Shape, counted: bool = True) -> Shape:
+    """``{count?, next, previous, results}`` of ``item``."""
+    fields: dict[str, Any] = {
+        "next": serializers.CharField(allow_null=True),
+        "previous": serializers.CharField(allow_null=True),
+        "results": item(many=True),
+    }
+    if counted:
+        fields = {"count": serializers.IntegerField(), **fields}
+    name = item.__name__.removesuffix("Serializer") + "PageSerializer"
+    return type(name, (serializers.Serializer,), fields)
+
+
+class _KeyScheme(OpenApiAuthenticationExtension):
+    target_class = "controlplane.entrypoints.rest.security.KeyAuthentication"
+    name = "apiKey"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "http", "scheme": "bearer", "description": "An API key, `sk_…`."}
+
+
+class _CookieScheme(OpenApiAuthenticationExtension):
+    target_class = "controlplane.entrypoints.rest.security.CookieAuthentication"
+    name = "session"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "apiKey", "in": "cookie", "name": "sessionid"}

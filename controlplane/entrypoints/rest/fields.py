@@ -1,0 +1,125 @@
+"""Serializer fields that take a value only in its own JSON type, and name every unknown field.
+
+DRF's own fields read ``"12"``, ``1.0`` and ``true`` as integers and drop what they do not know;
+here each is a 400 with a pointer to the place.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rest_framework import serializers
+from rest_framework.exceptions import ErrorDetail, ValidationError
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+MAX_POSITION = 2**63 - 1
+
+
+def refuse(code: str, detail: str) -> ValidationError:
+    return ValidationError([ErrorDetail(detail, code=code)])
+
+
+def _of_type(value: Any, kinds: type | tuple[type, ...], name: str, code: str) -> Any:
+    if isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool)):
+        return value
+    raise refuse(code, f"Must be {name}.")
+
+
+class Text(serializers.CharField):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(trim_whitespace=False, **options)
+
+    def to_internal_value(self, data: Any) -> str:
+        return super().to_internal_value(_of_type(data, str, "a string", "invalid_type"))
+
+
+class Choice(serializers.ChoiceField):
+    def to_internal_value(self, data: Any) -> Any:
+        return super().to_internal_value(_of_type(data, str, "a string", "invalid_type"))
+
+
+class Integer(serializers.IntegerField):
+    """``type_code``: the code of a wrong type, where a surface promises its own."""
+
+    def __init__(self, type_code: str = "invalid_type", **options: Any) -> None:
+        super().__init__(**options)
+        self.type_code = type_code
+
+    def to_internal_value(self, data: Any) -> int:
+        return int(_of_type(data, int, "an integer", self.type_code))
+
+
+class Number(serializers.FloatField):
+    def to_internal_value(self, data: Any) -> float:
+        return float(_of_type(data, (int, float), "a number", "invalid_type"))
+
+
+class Boolean(serializers.BooleanField):
+    def to_internal_value(self, data: Any) -> bool:
+        return bool(_of_type(data, bool, "true or false", "invalid_type"))
+
+
+class Texts(serializers.ListField):
+    """A list of at most 100 strings."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(child=Text(max_length=200), max_length=100, **options)
+
+    def to_internal_value(self, data: Any) -> list[str]:
+        return list(super().to_internal_value(_of_type(data, list, "a list", "invalid_type")))
+
+
+class Body(serializers.Serializer[Any]):
+    """A request body: an object with known fields only."""
+
+    unknown_code = "unknown_field"
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise ValidationError(
+                {"non_field_errors": [ErrorDetail("Must be an object.", code="invalid_type")]}
+            )
+        self._refuse_unknown(data)
+        return super().to_internal_value(data)
+
+    def _refuse_unknown(self, data: Mapping[str, Any]) -> None:
+        known = {name for name, field in self.fields.items() if not field.read_only}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            detail = f"Unknown; known are {', '.join(sorted(known)) or 'none'}."
+            error = ErrorDetail(detail, code=self.unknown_code)
+            raise ValidationError({name[:100]: [error] for name in unknown[:20]})
+
+
+class Order(Body):
+    """A body that changes something; ``reason`` is kept in the event for the audit."""
+
+    reason = Text(required=False, max_length=500, allow_blank=True, help_text="Kept in the audit.")
+
+
+class Query(Body):
+    """The query string of a read, as an allowlist; ``limit`` has its own code."""
+
+    unknown_code = "unknown_filter"
+
+
+class QueryInteger(serializers.IntegerField):
+    """ASCII digits only; anything else, or out of range, is ``code``."""
+
+    def __init__(self, code: str, low: int, high: int, **options: Any) -> None:
+        super().__init__(min_value=low, max_value=high, **options)
+        self.code, self.low, self.high = code, low, high
+
+    def to_internal_value(self, data: Any) -> int:
+        value = int(data) if _INTEGER.fullmatch(str(data)) else self.low - 1
+        if not self.low <= value <= self.high:
+            raise refuse(self.code, f"An integer from {self.low} to {self.high}.")
+        return value
+
+
+def limit_field(default: int = 100, high: int = 1000) -> QueryInteger:
+    return QueryInteger("invalid_limit", 1, high, required=False, default=default)
+
+
+def position_field(code: str = "invalid_cursor", **options: Any) -> QueryInteger:
+    return QueryInteger(code, 0, MAX_POSITION, required=False, **options)

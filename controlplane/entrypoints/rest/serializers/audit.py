@@ -1,0 +1,85 @@
+"""The event log, the inference ledger and their export."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from controlplane.entrypoints.rest.fields import Choice, Query, Text, limit_field, position_field
+
+OUTCOMES = ("running", "ok", "cancelled", "error", "timeout", "unknown")
+
+
+class EventSerializer(serializers.Serializer[Any]):
+    position = serializers.IntegerField()
+    stream = serializers.CharField()
+    version = serializers.IntegerField()
+    type = serializers.CharField()
+    data = serializers.DictField()
+    actor = serializers.CharField()
+    reason = serializers.CharField()
+    recorded_at = serializers.FloatField()
+    hash = serializers.CharField(help_text="SHA-256(previous hash || record), hex.")
+
+
+class EventQuery(Query):
+    after = position_field(help_text="Positions beyond this one (below it with order=desc).")
+    limit = limit_field()
+    stream = Text(required=False)
+    type = Text(required=False)
+    actor = Text(required=False)
+    order = Choice(("asc", "desc"), required=False, default="asc")
+
+
+class RequestSerializer(serializers.Serializer[Any]):
+    """One inference request: what was asked, and how it ended (null while it runs)."""
+
+    request_id = serializers.CharField()
+    position = serializers.IntegerField(help_text="In the ledger.")
+    tenant_id = serializers.CharField()
+    subject = serializers.CharField(help_text="Key id, jwt:<sub> or user:<name>.")
+    endpoint = serializers.CharField()
+    requested_model = serializers.CharField()
+    route = serializers.CharField()
+    arm = serializers.CharField()
+    version_id = serializers.CharField()
+    latency_class = serializers.CharField()
+    node_id = serializers.CharField(allow_null=True)
+    replica_id = serializers.CharField(allow_null=True)
+    num_prompt_tokens = serializers.IntegerField()
+    num_cached_tokens = serializers.IntegerField(allow_null=True)
+    num_output_tokens = serializers.IntegerField(allow_null=True)
+    max_output_tokens = serializers.IntegerField()
+    ttft_ms = serializers.FloatField(allow_null=True)
+    queue_ms = serializers.FloatField(allow_null=True)
+    duration_ms = serializers.FloatField(allow_null=True)
+    outcome = serializers.ChoiceField(OUTCOMES)
+    finish_reason = serializers.CharField(allow_null=True)
+    error_code = serializers.CharField(allow_null=True)
+    attempts = serializers.IntegerField(allow_null=True)
+    started_at = serializers.FloatField()
+    finished_at = serializers.FloatField(allow_null=True)
+
+
+class RequestQuery(Query):
+    """Newest first; ``after`` continues from the last position of the page before."""
+
+    request_id = Text(required=False)
+    tenant = Text(required=False)
+    model = Text(required=False, help_text="A version id, or the name that was asked for.")
+    outcome = Choice(OUTCOMES, required=False)
+    after = position_field()
+    limit = limit_field()
+
+
+class ExportQuery(Query):
+    format = Choice(("jsonl", "csv"), required=False, default="jsonl")
+    what = Choice(("events", "requests"), required=False, default="events")
+    after = position_field(default=0)
+    upto = position_field()
+    tenant = Text(required=False)
+    manifest = Choice(
+        ("true", "false"),
+        required=False,
+        default="false",
+        help_text="Answer with count, first and last position and SHA-256 of that file instead.",
+    )

@@ -1,0 +1,148 @@
+"""Models, versions, aliases, access and routes."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from controlplane.domain.model import PRIORITIES, QUANTIZATIONS
+from controlplane.entrypoints.rest.fields import (
+    Body,
+    Boolean,
+    Integer,
+    Number,
+    Order,
+    Text,
+    Texts,
+)
+from controlplane.entrypoints.rest.serializers.common import ListQuery, ReceiptSerializer
+
+VERSION_STATUSES = ("ready", "loading", "unplaced", "failed", "retired")
+
+
+class ColocationSerializer(Body):
+    labels = Texts(required=False)
+    affinity = Texts(required=False)
+    anti_affinity = Texts(required=False)
+    isolation = Text(required=False, default="shared")
+
+
+class AccessSerializer(serializers.Serializer[Any]):
+    public = serializers.BooleanField()
+    tenants = serializers.ListField(child=serializers.CharField())
+
+
+class VersionSerializer(serializers.Serializer[Any]):
+    """The specification, and how it stands in the fleet."""
+
+    version_id = serializers.CharField()
+    version = serializers.CharField()
+    source = serializers.CharField()
+    format = serializers.CharField()
+    sha256 = serializers.CharField()
+    gpu_memory = serializers.IntegerField(help_text="Bytes.")
+    tensor_parallel = serializers.IntegerField()
+    max_batch = serializers.IntegerField()
+    max_prompt_tokens = serializers.IntegerField()
+    max_output_tokens = serializers.IntegerField()
+    quantization = serializers.ChoiceField(QUANTIZATIONS)
+    kv_cache_dtype = serializers.CharField()
+    priority = serializers.ChoiceField(PRIORITIES)
+    min_replicas = serializers.IntegerField()
+    max_replicas = serializers.IntegerField()
+    policy = serializers.ChoiceField(("continuous", "static"))
+    colocation = ColocationSerializer()
+    draft_model = serializers.CharField()
+    retired = serializers.BooleanField()
+    status = serializers.ChoiceField(VERSION_STATUSES)
+    ready_replicas = serializers.IntegerField()
+    desired_replicas = serializers.IntegerField()
+    reason = serializers.CharField(help_text="Why it is not ready, if it is not.")
+
+
+class ModelSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    default_version = serializers.CharField(allow_null=True)
+    aliases = serializers.ListField(child=serializers.CharField())
+    access = AccessSerializer()
+    versions = VersionSerializer(many=True)
+    created_at = serializers.FloatField()
+
+
+class ModelOrder(Order):
+    name = Text()
+
+
+class VersionOrder(Order):
+    """The fields of a version; what is left out has the value of an ordinary model."""
+
+    version = Text()
+    source = Text(max_length=2048)
+    format = Text(required=False)
+    sha256 = Text(required=False, allow_blank=True, max_length=64)
+    gpu_memory = Integer(help_text="Bytes per GPU: weights, KV cache and workspace.")
+    tensor_parallel = Integer(required=False)
+    max_batch = Integer(required=False)
+    max_prompt_tokens = Integer(required=False)
+    max_output_tokens = Integer(required=False)
+    quantization = Text(required=False)
+    kv_cache_dtype = Text(required=False, max_length=32)
+    priority = Text(required=False)
+    min_replicas = Integer(required=False)
+    max_replicas = Integer(required=False)
+    policy = Text(required=False)
+    colocation = ColocationSerializer(required=False)
+    draft_model = Text(required=False, allow_blank=True, max_length=200)
+
+
+class ScaleOrder(Order):
+    min_replicas = Integer()
+    max_replicas = Integer()
+
+
+class AliasSerializer(serializers.Serializer[Any]):
+    alias = serializers.CharField()
+    model = serializers.CharField()
+
+
+class AliasOrder(Order):
+    alias = Text()
+
+
+class AccessOrder(Order):
+    public = Boolean()
+    tenants = Texts(required=False)
+
+
+class ArmSerializer(Body):
+    name = Text()
+    version_id = Text(max_length=130)
+    weight = Number()
+
+
+class RouteSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    arms = ArmSerializer(many=True)
+    sticky = serializers.BooleanField()
+    created_at = serializers.FloatField()
+    updated_at = serializers.FloatField()
+
+
+class RouteChange(Order):
+    arms = ArmSerializer(many=True, max_length=100)
+    sticky = Boolean(required=False, default=True)
+
+
+class RouteOrder(RouteChange):
+    name = Text()
+
+
+class ModelQuery(ListQuery):
+    name = Text(required=False)
+
+
+class AppliedSerializer(serializers.Serializer[Any]):
+    """One receipt for each thing that the file names, in the order of execution."""
+
+    dry_run = serializers.BooleanField()
+    changed = serializers.IntegerField(help_text="Number of receipts that changed something.")
+    results = ReceiptSerializer(many=True)

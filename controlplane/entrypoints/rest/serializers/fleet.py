@@ -1,0 +1,134 @@
+"""Nodes, replicas and placement decisions."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from controlplane.entrypoints.rest.fields import Choice, Text, limit_field, position_field
+from controlplane.entrypoints.rest.serializers.common import ListQuery, ReadQuery
+
+NODE_STATUSES = ("ready", "suspect", "lost")
+
+
+class DeviceSerializer(serializers.Serializer[Any]):
+    index = serializers.IntegerField()
+    kind = serializers.CharField()
+    name = serializers.CharField()
+    memory_bytes = serializers.IntegerField()
+
+
+class ReplicaSerializer(serializers.Serializer[Any]):
+    """Desired, acknowledged and observed are three facts; ``state`` sums them up."""
+
+    replica_id = serializers.CharField()
+    version_id = serializers.CharField()
+    node_id = serializers.CharField()
+    device_index = serializers.IntegerField()
+    memory_bytes = serializers.IntegerField(help_text="Reserved for it by the plan.")
+    desired = serializers.BooleanField()
+    acked = serializers.BooleanField(help_text="The node accepted the plan that wants it.")
+    observed = serializers.CharField(allow_null=True, help_text="As the node last reported.")
+    state = serializers.CharField()
+    since = serializers.FloatField(help_text="Of the state.")
+    reason = serializers.CharField()
+    generation = serializers.IntegerField(help_text="Of the plan that last wanted it so.")
+    decision_id = serializers.CharField()
+    weights_bytes = serializers.IntegerField(help_text="Measured after loading; 0: not yet.")
+    kv_bytes = serializers.IntegerField()
+    peak_bytes = serializers.IntegerField()
+    load_seconds = serializers.FloatField()
+
+
+class NodeSerializer(serializers.Serializer[Any]):
+    node_id = serializers.CharField()
+    status = serializers.ChoiceField(NODE_STATUSES)
+    zone = serializers.CharField()
+    draining = serializers.BooleanField()
+    drain_reason = serializers.CharField()
+    boot_id = serializers.CharField()
+    acked_generation = serializers.IntegerField()
+    desired_generation = serializers.IntegerField(help_text="Of the last plan for this node.")
+    devices = DeviceSerializer(many=True)
+    replicas = ReplicaSerializer(many=True)
+    joined_at = serializers.FloatField()
+    last_seen = serializers.FloatField(help_text="Last transition in the log, not heartbeat.")
+
+
+class NodeQuery(ListQuery):
+    status = Choice(NODE_STATUSES, required=False)
+    zone = Text(required=False)
+
+
+class PlacementQuery(ListQuery):
+    node = Text(required=False)
+    model = Text(required=False)
+    version_id = Text(required=False)
+    state = Text(required=False)
+
+
+class AssignmentSerializer(serializers.Serializer[Any]):
+    replica_id = serializers.CharField()
+    version_id = serializers.CharField()
+    node_id = serializers.CharField()
+    device_index = serializers.IntegerField()
+    memory_bytes = serializers.IntegerField()
+
+
+class RejectionSerializer(serializers.Serializer[Any]):
+    node_id = serializers.CharField()
+    device_index = serializers.IntegerField()
+    code = serializers.CharField()
+    detail = serializers.CharField()
+
+
+class ScoreTermSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    value = serializers.FloatField()
+
+
+class CandidateSerializer(serializers.Serializer[Any]):
+    node_id = serializers.CharField()
+    device_index = serializers.IntegerField()
+    score = serializers.FloatField()
+    terms = ScoreTermSerializer(many=True)
+
+
+class StartedSerializer(serializers.Serializer[Any]):
+    assignment = AssignmentSerializer()
+    reason = serializers.CharField()
+    candidates = CandidateSerializer(many=True)
+    rejections = RejectionSerializer(many=True)
+
+
+class StoppedSerializer(serializers.Serializer[Any]):
+    assignment = AssignmentSerializer()
+    code = serializers.CharField()
+    reason = serializers.CharField()
+
+
+class UnplacedSerializer(serializers.Serializer[Any]):
+    version_id = serializers.CharField()
+    num_missing = serializers.IntegerField()
+    code = serializers.CharField()
+    reason = serializers.CharField()
+    rejections = RejectionSerializer(many=True)
+
+
+class DecisionSerializer(serializers.Serializer[Any]):
+    decision_id = serializers.CharField()
+    generation = serializers.IntegerField()
+    position = serializers.IntegerField()
+    planned_from = serializers.IntegerField(help_text="Log position that the planner saw.")
+    at = serializers.FloatField()
+    actor = serializers.CharField()
+    started = StartedSerializer(many=True)
+    stopped = StoppedSerializer(many=True)
+    unplaced = UnplacedSerializer(many=True)
+
+
+class DecisionQuery(ReadQuery):
+    """Newest first; ``before`` is the position to continue below."""
+
+    before = position_field()
+    version_id = Text(required=False)
+    limit = limit_field(default=20, high=200)

@@ -1,0 +1,123 @@
+"""Tenants, their keys and budgets."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from controlplane.domain.tenant import SCOPES, TIERS
+from controlplane.entrypoints.rest.fields import (
+    Choice,
+    Integer,
+    Number,
+    Order,
+    Text,
+    Texts,
+)
+from controlplane.entrypoints.rest.serializers.common import ListQuery, ReceiptSerializer
+
+PERIODS = ("day", "month", "total")
+
+
+class TenantSerializer(serializers.Serializer[Any]):
+    tenant_id = serializers.CharField()
+    name = serializers.CharField()
+    tier = serializers.ChoiceField(TIERS)
+    suspended = serializers.BooleanField()
+    suspended_reason = serializers.CharField()
+    budget_tokens = serializers.IntegerField(allow_null=True)
+    budget_period = serializers.ChoiceField(PERIODS)
+    num_keys = serializers.IntegerField(help_text="Live ones.")
+    created_at = serializers.FloatField()
+
+
+class TenantOrder(Order):
+    name = Text()
+    tier = Text(required=False, default="standard")
+
+
+class TenantChange(Order):
+    tier = Text()
+
+
+class SuspendOrder(Order):
+    reason = Text(required=False, max_length=500, allow_blank=True, default="")
+
+
+class TenantQuery(ListQuery):
+    tier = Choice(TIERS, required=False)
+
+
+class BudgetSerializer(serializers.Serializer[Any]):
+    tokens = serializers.IntegerField(allow_null=True, help_text="Null: no budget.")
+    period = serializers.ChoiceField(PERIODS)
+    spent = serializers.IntegerField(help_text="Tokens of finished requests this period.")
+    reserved = serializers.IntegerField(help_text="Tokens held for running requests.")
+    remaining = serializers.IntegerField(allow_null=True)
+
+
+class BudgetOrder(Order):
+    tokens = Integer(type_code="invalid_budget", allow_null=True)
+    period = Text(required=False, default="month")
+
+
+class KeySerializer(serializers.Serializer[Any]):
+    key_id = serializers.CharField()
+    tenant_id = serializers.CharField()
+    name = serializers.CharField()
+    last4 = serializers.CharField()
+    scopes = serializers.ListField(child=serializers.ChoiceField(SCOPES))
+    expires_at = serializers.FloatField(allow_null=True)
+    revoked = serializers.BooleanField()
+    created_at = serializers.FloatField()
+    last_used_at = serializers.FloatField(allow_null=True)
+
+
+class KeyOrder(Order):
+    name = Text(max_length=200)
+    scopes = Texts(required=False)
+    expires_at = Number(required=False, allow_null=True)
+
+
+class IssuedKeySerializer(ReceiptSerializer):
+    """``secret`` is shown this once; a replay by Idempotency-Key says null."""
+
+    key_id = serializers.CharField()
+    secret = serializers.CharField(allow_null=True)
+    last4 = serializers.CharField()
+
+
+class KeyQuery(ListQuery):
+    revoked = serializers.BooleanField(required=False, allow_null=True, default=None)
+
+
+class TicketOrder(Order):
+    tenant = Text()
+
+
+class TicketSerializer(serializers.Serializer[Any]):
+    ticket = serializers.CharField()
+    expires_at = serializers.FloatField()
+    gateway_url = serializers.CharField()
+
+
+class LoginOrder(Order):
+    username = Text(max_length=150)
+    password = Text(max_length=1000)
+
+
+class SessionSerializer(serializers.Serializer[Any]):
+    username = serializers.CharField()
+    role = serializers.CharField()
+    tenant_id = serializers.CharField(allow_blank=True, help_text="Empty: the whole fleet.")
+    csrf_token = serializers.CharField()
+
+
+class StatusSerializer(serializers.Serializer[Any]):
+    position = serializers.IntegerField(help_text="Of the read model.")
+    head = serializers.IntegerField(help_text="Of the log.")
+    projection_lag = serializers.IntegerField(help_text="Events between the two.")
+    leader = serializers.CharField(allow_null=True, help_text="Holder of the controller's lease.")
+    gateway_url = serializers.CharField()
+    version = serializers.CharField()
+    cluster_id = serializers.CharField()
+    ready = serializers.BooleanField()

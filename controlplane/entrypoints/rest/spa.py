@@ -1,0 +1,39 @@
+"""The built dashboard: ``index.html`` for every address that is not the API's.
+
+Files with a hash in their name are served by whitenoise and cached for a year; ``index.html``
+names them, so it is always asked for again.
+"""
+
+from pathlib import Path
+
+from django.conf import settings
+from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.views.decorators.http import require_safe
+
+from controlplane.entrypoints.rest.problems import django_problem
+
+_NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Engine</title>
+<body><h1>The dashboard is not built yet</h1>
+<p>Build it with <code>cd frontend &amp;&amp; npm ci &amp;&amp; npm run build</code> and reload,
+or point <code>ENGINE_FRONTEND_DIR</code> at a built one.</p>
+<p>The API works without it: see <a href="/api/docs">/api/docs</a>.</p></body></html>
+"""
+
+
+@require_safe
+def index(request: HttpRequest, path: str = "") -> HttpResponseBase:
+    """The dashboard's page; it reads the rest of the address itself."""
+    if path.startswith(("api/", "ws/", "v1/", "static/", "assets/")):
+        return not_found(request)
+    page = Path(settings.FRONTEND_DIR) / "index.html"
+    if not page.is_file():
+        return HttpResponse(_NOT_BUILT)
+    response = FileResponse(page.open("rb"), content_type="text/html; charset=utf-8")
+    response["Cache-Control"] = "no-cache"
+    return response
+
+
+def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponseBase:
+    del exception
+    return django_problem(404, "not_found", "There is nothing here.", request)

@@ -1,0 +1,69 @@
+"""The event log and the inference ledger, read and exported."""
+
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.entrypoints.rest import exporting, reading
+from controlplane.entrypoints.rest.documenting import page_of, read
+from controlplane.entrypoints.rest.security import principal_in, require_reach
+from controlplane.entrypoints.rest.serializers import audit as shapes
+from controlplane.entrypoints.rest.views.base import ApiView, page_link, tenant_filter
+from controlplane.entrypoints.rest.writing import query_of
+
+
+class Events(ApiView):
+    resource = "event"
+
+    @read("events_list", page_of(shapes.EventSerializer, counted=False), shapes.EventQuery)
+    def get(self, request: Request) -> Response:
+        query = query_of(request, shapes.EventQuery)
+        results = reading.events(query, tenant_filter(request))
+        more = len(results) == query["limit"]
+        body = {
+            "next": page_link(request, after=results[-1]["position"] if more else None),
+            "previous": None,
+            "results": results,
+        }
+        return Response(body, headers={"X-Log-Position": str(reading.head())})
+
+
+class Requests(ApiView):
+    resource = "request"
+
+    @read("requests_list", page_of(shapes.RequestSerializer, counted=False), shapes.RequestQuery)
+    def get(self, request: Request) -> Response:
+        query = query_of(request, shapes.RequestQuery)
+        if "tenant" in query:
+            require_reach(principal_in(request), query["tenant"])
+        results = reading.requests(query, tenant_filter(request))
+        more = len(results) == query["limit"]
+        body = {
+            "next": page_link(request, after=results[-1]["position"] if more else None),
+            "previous": None,
+            "results": results,
+        }
+        return Response(body)
+
+
+class InferenceRequest(ApiView):
+    resource = "request"
+
+    @read("requests_retrieve", shapes.RequestSerializer)
+    def get(self, request: Request, request_id: str) -> Response:
+        return Response(reading.inference_request(request_id, tenant_filter(request)))
+
+
+class AuditExport(ApiView):
+    resource = "export"
+
+    @read(
+        "audit_export",
+        {(200, "application/x-ndjson"): str, (200, "text/csv"): str},
+        shapes.ExportQuery,
+    )
+    def get(self, request: Request) -> HttpResponseBase:
+        query = query_of(request, shapes.ExportQuery)
+        if "tenant" in query:
+            require_reach(principal_in(request), query["tenant"])
+        return exporting.respond(query, query.get("tenant") or tenant_filter(request))

@@ -1,0 +1,69 @@
+"""What every view of the API shares: parse, call, render."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+from urllib.parse import urlencode
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest.fields import Query
+from controlplane.entrypoints.rest.rendering import AnyAccept
+from controlplane.entrypoints.rest.security import principal_in
+from controlplane.entrypoints.rest.serializers.common import ReadQuery
+from controlplane.entrypoints.rest.writing import query_of
+
+Page = tuple[int, list[dict[str, Any]]]
+
+
+class ApiView(APIView):
+    """``resource`` is looked up in the access policy; a view without one answers 403."""
+
+    resource: ClassVar[str] = ""
+    content_negotiation_class = AnyAccept
+
+    def respond_one(self, request: Request, find: Callable[[], reading.Found]) -> Response:
+        """One thing of the read model, with its ETag and the position it was read at."""
+        query = query_of(request, ReadQuery)
+        position = reading.wait_for(query.get("min_position"))
+        found = find()
+        return Response(
+            found.body, headers={"X-Log-Position": str(position), "ETag": f'"{found.version}"'}
+        )
+
+    def respond_page(
+        self, request: Request, serializer: type[Query], find: Callable[[dict[str, Any]], Page]
+    ) -> Response:
+        """A page by limit and offset; ``find`` gets the validated query."""
+        query = query_of(request, serializer)
+        position = reading.wait_for(query.get("min_position"))
+        count, results = find(query)
+        body = {"count": count, **_links(request, query, count), "results": results}
+        return Response(body, headers={"X-Log-Position": str(position)})
+
+
+def _links(request: Request, query: dict[str, Any], count: int) -> dict[str, str | None]:
+    limit, offset = query["limit"], query["offset"]
+    following = offset + limit if offset + limit < count else None
+    preceding = max(0, offset - limit) if offset > 0 else None
+    return {
+        "next": page_link(request, offset=following, limit=limit),
+        "previous": page_link(request, offset=preceding, limit=limit),
+    }
+
+
+def page_link(request: Request, **changes: int | None) -> str | None:
+    """This address with some parameters changed; None if the first change is None.
+
+    Relative, so that no Host header of a proxy in between ends up in an answer.
+    """
+    if next(iter(changes.values())) is None:
+        return None
+    return f"{request.path}?{urlencode({**request.query_params.dict(), **changes})}"
+
+
+def tenant_filter(request: Request) -> str | None:
+    """The tenant whose rows alone exist for this caller; None: all."""
+    return principal_in(request).tenant_id or None

@@ -1,0 +1,220 @@
+"""Models, versions, aliases, access, routes, and the catalog as a file."""
+
+import time
+from typing import Any, ClassVar
+
+import msgspec
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.domain import model, route
+from controlplane.domain.ids import VersionId
+from controlplane.entrypoints.rest import applying, reading
+from controlplane.entrypoints.rest.documenting import page_of, read, write
+from controlplane.entrypoints.rest.fields import Order
+from controlplane.entrypoints.rest.parsing import CatalogJSONParser, YamlTextParser
+from controlplane.entrypoints.rest.serializers import catalog as shapes
+from controlplane.entrypoints.rest.serializers.common import ListQuery
+from controlplane.entrypoints.rest.views.base import ApiView, tenant_filter
+from controlplane.entrypoints.rest.writing import Write, WriteQuery, body_of, perform, query_of
+
+
+class Models(ApiView):
+    resource = "model"
+
+    @read("models_list", page_of(shapes.ModelSerializer), shapes.ModelQuery)
+    def get(self, request: Request) -> Response:
+        return self.respond_page(
+            request, shapes.ModelQuery, lambda query: reading.models(query, tenant_filter(request))
+        )
+
+    @write("models_register", shapes.ModelOrder, status=201)
+    def post(self, request: Request) -> HttpResponseBase:
+        body = body_of(request, shapes.ModelOrder)
+        command = model.RegisterModel(body["name"], time.time())
+        return perform(request, _model(body["name"], command, body, status=201))
+
+
+class Model(ApiView):
+    resource = "model"
+
+    @read("models_retrieve", shapes.ModelSerializer)
+    def get(self, request: Request, name: str) -> Response:
+        return self.respond_one(request, lambda: reading.model(name, tenant_filter(request)))
+
+
+class Versions(ApiView):
+    resource = "model"
+
+    @read("versions_list", page_of(shapes.VersionSerializer), ListQuery)
+    def get(self, request: Request, name: str) -> Response:
+        return self.respond_page(
+            request, ListQuery, lambda query: reading.versions(name, query, tenant_filter(request))
+        )
+
+    @write("versions_add", shapes.VersionOrder, status=201)
+    def post(self, request: Request, name: str) -> HttpResponseBase:
+        body = body_of(request, shapes.VersionOrder)
+        fields = {key: value for key, value in body.items() if key != "reason"}
+        command = model.AddVersion(name, msgspec.convert(fields, model.VersionSpec), time.time())
+        return perform(request, _model(name, command, body, status=201))
+
+
+class Version(ApiView):
+    resource = "model"
+
+    @read("versions_retrieve", shapes.VersionSerializer)
+    def get(self, request: Request, name: str, version: str) -> Response:
+        return self.respond_one(
+            request, lambda: reading.version(name, version, tenant_filter(request))
+        )
+
+
+class VersionRetirement(ApiView):
+    resource = "model"
+
+    @write("versions_retire", Order)
+    def post(self, request: Request, name: str, version: str) -> HttpResponseBase:
+        body = body_of(request, Order)
+        return perform(request, _model(name, model.RetireVersion(name, version, time.time()), body))
+
+
+class VersionScale(ApiView):
+    resource = "model"
+
+    @write("versions_scale", shapes.ScaleOrder)
+    def post(self, request: Request, name: str, version: str) -> HttpResponseBase:
+        body = body_of(request, shapes.ScaleOrder)
+        command = model.ScaleVersion(
+            name, version, body["min_replicas"], body["max_replicas"], time.time()
+        )
+        return perform(request, _model(name, command, body))
+
+
+class DefaultVersion(ApiView):
+    resource = "model"
+
+    @write("versions_make_default", Order)
+    def post(self, request: Request, name: str, version: str) -> HttpResponseBase:
+        body = body_of(request, Order)
+        return perform(
+            request, _model(name, model.SetDefaultVersion(name, version, time.time()), body)
+        )
+
+
+class Aliases(ApiView):
+    resource = "model"
+
+    @read("aliases_list", page_of(shapes.AliasSerializer), ListQuery)
+    def get(self, request: Request, name: str) -> Response:
+        return self.respond_page(
+            request, ListQuery, lambda query: reading.aliases(name, query, tenant_filter(request))
+        )
+
+    @write("aliases_add", shapes.AliasOrder, status=201)
+    def post(self, request: Request, name: str) -> HttpResponseBase:
+        body = body_of(request, shapes.AliasOrder)
+        reading.require_free_name(body["alias"], model=name)
+        command = model.AddAlias(name, body["alias"], time.time())
+        return perform(request, _model(name, command, body, status=201))
+
+
+class Alias(ApiView):
+    resource = "model"
+
+    @write("aliases_remove")
+    def delete(self, request: Request, name: str, alias: str) -> HttpResponseBase:
+        return perform(request, _model(name, model.RemoveAlias(name, alias, time.time())))
+
+
+class ModelAccess(ApiView):
+    resource = "model"
+
+    @write("models_set_access", shapes.AccessOrder)
+    def put(self, request: Request, name: str) -> HttpResponseBase:
+        body = body_of(request, shapes.AccessOrder)
+        access = model.Access(body["public"], tuple(body.get("tenants", ())))
+        return perform(request, _model(name, model.ChangeAccess(name, access, time.time()), body))
+
+
+class Routes(ApiView):
+    resource = "route"
+
+    @read("routes_list", page_of(shapes.RouteSerializer), ListQuery)
+    def get(self, request: Request) -> Response:
+        return self.respond_page(
+            request, ListQuery, lambda query: reading.routes(query, tenant_filter(request))
+        )
+
+    @write("routes_create", shapes.RouteOrder, status=201)
+    def post(self, request: Request) -> HttpResponseBase:
+        body = body_of(request, shapes.RouteOrder)
+        reading.require_versions(arm["version_id"] for arm in body["arms"])
+        command = route.CreateRoute(body["name"], _arms(body), body["sticky"], time.time())
+        return perform(request, _route(body["name"], command, body, status=201))
+
+
+class Route(ApiView):
+    resource = "route"
+
+    @read("routes_retrieve", shapes.RouteSerializer)
+    def get(self, request: Request, name: str) -> Response:
+        return self.respond_one(request, lambda: reading.route(name, tenant_filter(request)))
+
+    @write("routes_change", shapes.RouteChange)
+    def put(self, request: Request, name: str) -> HttpResponseBase:
+        body = body_of(request, shapes.RouteChange)
+        reading.require_versions(arm["version_id"] for arm in body["arms"])
+        command = route.ChangeArms(name, _arms(body), body["sticky"], time.time())
+        return perform(request, _route(name, command, body))
+
+    @write("routes_delete")
+    def delete(self, request: Request, name: str) -> HttpResponseBase:
+        return perform(request, _route(name, route.DeleteRoute(name, time.time())))
+
+
+class Apply(ApiView):
+    """The catalog as one YAML file, both ways; see ``application.catalog_file``."""
+
+    resource = "catalog"
+    parser_classes: ClassVar[list[type[BaseParser]]] = [YamlTextParser, CatalogJSONParser]  # type: ignore[misc]
+
+    @read("catalog_export", {(200, "application/yaml"): str})
+    def get(self, request: Request) -> HttpResponse:
+        position = reading.wait_for(None)
+        return HttpResponse(
+            applying.export(),
+            content_type="application/yaml",
+            headers={"X-Log-Position": str(position)},
+        )
+
+    @write(
+        "catalog_apply",
+        {"application/yaml": str, "application/json": dict[str, Any]},
+        response=shapes.AppliedSerializer,
+    )
+    def post(self, request: Request) -> Response:
+        query = query_of(request, WriteQuery)
+        body, position = applying.apply(request, query)
+        return Response(body, headers={"X-Log-Position": str(position)})
+
+
+def _model(
+    name: str, command: model.ModelCommand, body: dict[str, Any] | None = None, status: int = 200
+) -> Write:
+    return Write(model.DECIDER, name, command, (body or {}).get("reason", ""), status)
+
+
+def _route(
+    name: str, command: route.RouteCommand, body: dict[str, Any] | None = None, status: int = 200
+) -> Write:
+    return Write(route.DECIDER, name, command, (body or {}).get("reason", ""), status)
+
+
+def _arms(body: dict[str, Any]) -> tuple[route.Arm, ...]:
+    return tuple(
+        route.Arm(arm["name"], VersionId(arm["version_id"]), arm["weight"]) for arm in body["arms"]
+    )

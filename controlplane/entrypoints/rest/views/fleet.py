@@ -1,0 +1,85 @@
+"""Nodes, placements and decisions."""
+
+import time
+
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.domain import node
+from controlplane.domain.ids import NodeId
+from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest.documenting import page_of, read, write
+from controlplane.entrypoints.rest.serializers import fleet as shapes
+from controlplane.entrypoints.rest.serializers.tenants import SuspendOrder
+from controlplane.entrypoints.rest.views.base import ApiView, page_link
+from controlplane.entrypoints.rest.writing import Write, body_of, perform, query_of
+
+
+class Nodes(ApiView):
+    resource = "node"
+
+    @read("nodes_list", page_of(shapes.NodeSerializer), shapes.NodeQuery)
+    def get(self, request: Request) -> Response:
+        return self.respond_page(request, shapes.NodeQuery, reading.nodes)
+
+
+class Node(ApiView):
+    resource = "node"
+
+    @read("nodes_retrieve", shapes.NodeSerializer)
+    def get(self, request: Request, node_id: str) -> Response:
+        return self.respond_one(request, lambda: reading.node(node_id))
+
+
+class NodeDrain(ApiView):
+    resource = "node"
+
+    @write("nodes_drain", SuspendOrder)
+    def post(self, request: Request, node_id: str) -> HttpResponseBase:
+        reason = body_of(request, SuspendOrder)["reason"]
+        command = node.DrainNode(NodeId(node_id), reason, time.time())
+        return perform(request, Write(node.DECIDER, node_id, command, reason))
+
+
+class NodeUndrain(ApiView):
+    resource = "node"
+
+    @write("nodes_undrain", SuspendOrder)
+    def post(self, request: Request, node_id: str) -> HttpResponseBase:
+        reason = body_of(request, SuspendOrder)["reason"]
+        command = node.UndrainNode(NodeId(node_id), time.time())
+        return perform(request, Write(node.DECIDER, node_id, command, reason))
+
+
+class Placements(ApiView):
+    resource = "placement"
+
+    @read("placements_list", page_of(shapes.ReplicaSerializer), shapes.PlacementQuery)
+    def get(self, request: Request) -> Response:
+        return self.respond_page(request, shapes.PlacementQuery, reading.placements)
+
+
+class Decisions(ApiView):
+    resource = "decision"
+
+    @read("decisions_list", page_of(shapes.DecisionSerializer, counted=False), shapes.DecisionQuery)
+    def get(self, request: Request) -> Response:
+        query = query_of(request, shapes.DecisionQuery)
+        position = reading.wait_for(query.get("min_position"))
+        results = reading.decisions(query)
+        more = len(results) == query["limit"]
+        body = {
+            "next": page_link(request, before=results[-1]["position"] if more else None),
+            "previous": None,
+            "results": results,
+        }
+        return Response(body, headers={"X-Log-Position": str(position)})
+
+
+class Decision(ApiView):
+    resource = "decision"
+
+    @read("decisions_retrieve", shapes.DecisionSerializer)
+    def get(self, request: Request, decision_id: str) -> Response:
+        return self.respond_one(request, lambda: reading.decision(decision_id))

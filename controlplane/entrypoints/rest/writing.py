@@ -1,0 +1,181 @@
+"""The conventions of every write, in one place: If-Match, Idempotency-Key, dry run, receipt.
+
+A write is one command to one aggregate. ``perform`` reads the conventions from the request, hands
+the command over and renders the receipt; a view only says which command::
+
+    command = DrainNode(node_id, reason, now=time.time())
+    return perform(request, Write(node.DECIDER, node_id, command))
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane import bootstrap
+from controlplane.application.handle import Handled
+from controlplane.application.ports import EventMeta, Idempotency, StoredResponse
+from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.errors import VersionConflict
+from controlplane.domain.event_types import type_of
+from controlplane.entrypoints.rest.fields import Choice, Query, Text
+from controlplane.entrypoints.rest.problems import Problem
+from controlplane.entrypoints.rest.security import principal_in
+
+_ETAG = re.compile(r'(?:W/)?"([0-9]{1,18})"', re.ASCII)
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+Extra = Callable[[Handled], dict[str, Any]]
+
+
+class WriteQuery(Query):
+    dry_run = Choice(("true", "false"), required=False, default="false")
+    reason = Text(required=False, max_length=500)
+
+
+def meta_of(request: Request, reason: str = "") -> EventMeta:
+    """Who, from where, why; the request id correlates the events with the logs."""
+    return EventMeta(
+        actor=principal_in(request).actor,
+        correlation_id=request_id_of(request),
+        address=str(request.META.get("REMOTE_ADDR", "")),
+        reason=reason,
+    )
+
+
+def request_id_of(request: Request) -> str:
+    return str(getattr(request, "request_id", ""))
+
+
+def query_of(request: Request, serializer: type[Query]) -> dict[str, Any]:
+    """The validated query string; raises for an unknown, repeated or malformed parameter."""
+    for name, values in request.query_params.lists():
+        if len(values) > 1:
+            raise Problem(400, "unknown_filter", f"'{name[:100]}' is given more than once.")
+    checked = serializer(data=request.query_params.dict())
+    checked.is_valid(raise_exception=True)
+    return dict(checked.validated_data)
+
+
+def body_of(request: Request, serializer: type[Any]) -> dict[str, Any]:
+    """The validated body; a request without one counts as ``{}``."""
+    checked = serializer(data=request.data if request.data != "" else {})
+    checked.is_valid(raise_exception=True)
+    return dict(checked.validated_data)
+
+
+def expected_version(request: Request) -> int | None:
+    """What If-Match demands; None without the header, or with ``*``."""
+    header = request.headers.get("If-Match", "").strip()
+    if header in ("", "*"):
+        return None
+    match = _ETAG.fullmatch(header)
+    if match is None:
+        raise Problem(400, "invalid_if_match", 'If-Match is an ETag like "17", or *.')
+    return int(match[1])
+
+
+def idempotency_of(request: Request, part: str = "") -> Idempotency | None:
+    """The caller's key, bound to the caller and the address, and the hash of what it asks."""
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return None
+    if not _KEY.fullmatch(key):
+        raise Problem(
+            400, "invalid_idempotency_key", "An Idempotency-Key is 1 to 255 printable characters."
+        )
+    scope = (principal_in(request).actor, str(request.method), request.path, key, part)
+    return Idempotency(_digest(scope), _digest(request.data))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
+
+
+@dataclass(frozen=True)
+class Write:
+    """One command to one aggregate; ``target`` is the aggregate's id.
+
+    ``extra`` adds fields to the receipt; it must be a function of what was handled alone, since
+    its result is stored with the events and replayed to whoever sends the same key again.
+    """
+
+    decider: Decider[Any]
+    target: str
+    command: Command
+    reason: str = ""
+    status: int = 200
+    extra: Extra | None = None
+
+    def receipt(self, handled: Handled, dry_run: bool = False) -> dict[str, Any]:
+        return {
+            "id": self.target,
+            "version": handled.version,
+            "changed": bool(handled.events),
+            "dry_run": dry_run,
+            "events": [event_body(event) for event in handled.events],
+            **(self.extra(handled) if self.extra else {}),
+        }
+
+    def stored(self, handled: Handled) -> tuple[int, bytes]:
+        return self.status, msgspec.json.encode(self.receipt(handled))
+
+
+def perform(request: Request, write: Write) -> HttpResponseBase:
+    """Carry the command out and answer with its receipt, or with the one of the first time."""
+    query = query_of(request, WriteQuery)
+    dry_run = query["dry_run"] == "true"
+    handled = handle(request, write, query.get("reason", ""), dry_run)
+    if dry_run:
+        body = write.receipt(handled, dry_run=True)
+        return Response(body, headers={"ETag": f'"{handled.version}"'})
+    return receipt_response(write, handled)
+
+
+def receipt_response(write: Write, handled: Handled, **shown_once: Any) -> HttpResponseBase:
+    """The receipt of a command carried out. ``shown_once`` is in no stored answer."""
+    if handled.stored is not None:
+        return _replayed(handled.stored)
+    response = Response({**write.receipt(handled), **shown_once}, status=write.status)
+    response["ETag"] = f'"{handled.version}"'
+    response["X-Log-Position"] = str(handled.position)
+    return response
+
+
+def handle(request: Request, write: Write, reason: str, dry_run: bool, part: str = "") -> Handled:
+    """The command through the handler; a stale If-Match is a 412 with the version now."""
+    try:
+        return bootstrap.command_handler().handle(
+            write.decider,
+            f"{write.decider.category}-{write.target}",
+            write.command,
+            meta_of(request, write.reason or reason),
+            expected_version=expected_version(request),
+            idempotency=None if dry_run else idempotency_of(request, part),
+            response=write.stored,
+            dry_run=dry_run,
+        )
+    except VersionConflict as error:
+        if "If-Match" not in request.headers:
+            raise
+        headers = {"ETag": f'"{error.actual}"'}
+        raise Problem(412, error.code, error.message, headers) from None
+
+
+def _replayed(stored: StoredResponse) -> HttpResponse:
+    response = HttpResponse(stored.body, status=stored.status, content_type="application/json")
+    response["X-Log-Position"] = str(stored.position)
+    response["Idempotent-Replayed"] = "true"
+    return response
+
+
+def event_body(event: Event) -> dict[str, Any]:
+    data = msgspec.to_builtins(event)
+    return {"type": type_of(event), "data": {k: v for k, v in data.items() if k != "type"}}
