@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from django.contrib.auth.models import User
 
@@ -75,10 +76,11 @@ class Seeder:
         )
         return kept
 
-    def _first(self, decider: Decider, of: str, *commands: Command) -> None:
+    def _first(self, decider: Decider[Any], of: str, *commands: Command) -> None:
         """Give ``commands`` to an aggregate that has no history yet."""
         stream = f"{decider.category}-{of}"
-        if not self._handler.store.read_stream(stream):
+        version, _ = self._handler.state(decider, stream)
+        if version == 0:
             for command in commands:
                 self._handler.handle(decider, stream, command, META)
 
