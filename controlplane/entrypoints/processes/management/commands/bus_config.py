@@ -10,6 +10,7 @@ from controlplane.adapters.natsbus.credentials import Authority
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # the whole URL tree is not needed here
     help = "Write nats.conf and the control plane's bus credentials, and say where."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -16,6 +16,7 @@ from controlplane.entrypoints.processes.supervisor import NotReady
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # the whole URL tree is not needed here
     help = "Start everything on this machine: bus, web, gateway, controller, agents, one model."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -10,6 +10,7 @@ from controlplane.adapters.natsbus.credentials import Authority, InvalidNodeId
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # the whole URL tree is not needed here
     help = "Write the bus credentials of one node, with its least privilege, and say where."
 
     def add_arguments(self, parser: CommandParser) -> None:
