@@ -68,8 +68,17 @@ def exported(name: str, kind: str) -> str:
     return name if kind != "counter" or name.endswith("_total") else f"{name}_total"
 
 
-def metrics_table(package: str) -> str:
-    rows = sorted({(exported(n, k), k, text or "MISSING") for n, k, text in metrics(package)})
+def agent_metrics() -> Iterator[tuple[str, str, str]]:
+    """The same for the agent, which names them at each scrape: read from an empty one."""
+    agent = import_module("gpuagent.agent.metrics")
+    text = agent.render(lambda: agent.Snapshot("n1", {}, (), (), {}, {}, {})).decode()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M))
+    for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.M):
+        yield name, kinds[name], meaning
+
+
+def metrics_table(found: Iterator[tuple[str, str, str]]) -> str:
+    rows = sorted({(exported(n, k), k, text or "MISSING") for n, k, text in found})
     return table(["metric", "kind", "meaning"], [[f"`{n}`", k, text] for n, k, text in rows])
 
 
@@ -94,12 +103,12 @@ def sections() -> dict[str, dict[str, str]]:
                 environment("controlplane.config.environment", "Environment")
             ),
             "commands": commands_table(),
-            "metrics": metrics_table("controlplane"),
+            "metrics": metrics_table(metrics("controlplane")),
             "events": events_table(),
         },
         "gpuagent/README.md": {
             "settings": settings_table(environment("gpuagent.agent.config", "AgentSettings")),
-            "metrics": metrics_table("gpuagent"),
+            "metrics": metrics_table(agent_metrics()),
         },
     }
 
