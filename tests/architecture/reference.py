@@ -63,7 +63,7 @@ def metrics(package: str) -> Iterator[tuple[str, str, str]]:
                     yield str(words[0]), kind, str(words[1])
 
 
-def exported(name: str, kind: str) -> str:
+def shown_name(name: str, kind: str) -> str:
     """The name as Prometheus shows it: counters end with ``_total``."""
     return name if kind != "counter" or name.endswith("_total") else f"{name}_total"
 
@@ -78,7 +78,7 @@ def agent_metrics() -> Iterator[tuple[str, str, str]]:
 
 
 def metrics_table(found: Iterator[tuple[str, str, str]]) -> str:
-    rows = sorted({(exported(n, k), k, text or "MISSING") for n, k, text in found})
+    rows = sorted({(shown_name(n, k), k, text or "MISSING") for n, k, text in found})
     return table(["metric", "kind", "meaning"], [[f"`{n}`", k, text] for n, k, text in rows])
 
 

@@ -1,8 +1,17 @@
 """What a person can set, read or meet is written down, and the writing is up to date."""
 
+import re
+
 import pytest
 
-from tests.architecture.reference import ROOT, filled, sections
+from tests.architecture.reference import (
+    ROOT,
+    agent_metrics,
+    filled,
+    metrics,
+    sections,
+    shown_name,
+)
 
 
 @pytest.mark.parametrize("readme", ["controlplane/README.md", "gpuagent/README.md"])
@@ -18,3 +27,15 @@ def test_nothing_lacks_a_description(readme):
     for name, part in sections()[readme].items():
         bare = [line for line in part.splitlines() if "MISSING" in line]
         assert bare == [], name
+
+
+def test_every_metric_on_the_grafana_dashboard_exists():
+    """No panel asks for a name that nothing exports."""
+    text = (ROOT / "deploy/grafana/engine.json").read_text()
+    asked = set(re.findall(r"\bengine[:_][a-z_]+\b", text))
+    exported = set()
+    for name, kind, _ in [*metrics("controlplane"), *agent_metrics()]:
+        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        exported |= {shown_name(name, kind) + suffix for suffix in suffixes}
+    assert asked - exported == set()
+    assert len(asked) > 10
