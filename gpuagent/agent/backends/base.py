@@ -1,0 +1,30 @@
+"""What every backend gives the worker: a loaded engine and what the fleet must know of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuagent.engine.request import Engine
+from gpuagent.wire.messages import TokenizerBundle
+
+# (state, stage, fraction): state is downloading or loading
+Progress = Callable[[str, str, float], None]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """An engine ready to step. ``sha256`` is the digest of the weights as measured."""
+
+    engine: Engine
+    bundle: TokenizerBundle
+    sha256: str
+    max_model_len: int
+    peak_bytes: int
+
+
+class LoadError(Exception):
+    """The model cannot be served; ``code`` is stable, the message is for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message

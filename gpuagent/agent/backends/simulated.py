@@ -1,0 +1,321 @@
+"""A model without weights: real scheduling, real time, made-up words.
+
+    simulated://tiny?step_ms=20&prefill_tps=20000&vocab=1000&load_ms=0&stop_after=0
+
+Each step takes ``step_ms`` plus the prefill tokens over ``prefill_tps``, slept rather than
+computed, so one core carries hundreds of streams. The engine's own scheduler decides who joins,
+so queues, KV blocks, prefix cache and preemptions behave as under a real model.
+
+The next token is a function of all tokens before it: ``crc32(tokens so far) mod words``. A prompt
+therefore always gives the same text, and another replica that is handed the prompt plus what was
+already generated continues exactly where the first one stopped.
+
+The tokenizer is byte-level (ids 0..255 are bytes, then three specials, then the words), so
+every text can be a prompt. ``stop_after=N`` ends generations at N tokens as an end token would;
+``load_fails=CODE`` makes loading fail, for drills.
+"""
+
+import hashlib
+import json
+import time
+import zlib
+from array import array
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, urlsplit
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
+from gpuagent.engine.batch import SchedulerOutput, Sequence, Work
+from gpuagent.engine.request import (
+    EngineStats,
+    GenerationRequest,
+    RequestOutput,
+    RequestRejected,
+    TokenLogprob,
+)
+from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
+from gpuagent.wire.messages import ReplicaSpec, TokenizerBundle
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+FIRST_WORD = 256 + len(SPECIALS)
+END_OF_TEXT = 256
+BLOCK_SIZE = 16
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class SimulatedParams:
+    """The query of a simulated source."""
+
+    step_ms: float = 20.0
+    prefill_tps: float = 20_000.0
+    vocab: int = 1_000
+    load_ms: float = 0.0
+    stop_after: int = 0
+    blocks: int = 0
+    load_fails: str = ""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.step_ms <= 60_000 and 0 <= self.load_ms <= 600_000):
+            raise ValueError("step_ms is at most a minute, load_ms ten")
+        if not (self.prefill_tps > 0 and FIRST_WORD < self.vocab <= 200_000):
+            raise ValueError(f"prefill_tps is above 0, vocab from {FIRST_WORD + 1} to 200000")
+
+
+def parse_params(source: str) -> SimulatedParams:
+    """Parameters of ``simulated://name?...``; raises LoadError ``source_invalid``."""
+    kinds = {name: kind.type for name, kind in SimulatedParams.__dataclass_fields__.items()}
+    given = dict(parse_qsl(urlsplit(source).query, keep_blank_values=True))
+    try:
+        return SimulatedParams(**{name: kinds[name](text) for name, text in given.items()})  # type: ignore[operator]
+    except (KeyError, ValueError) as error:
+        raise LoadError("source_invalid", f"{source!r}: {error}") from error
+
+
+def load_simulated(spec: ReplicaSpec, progress: Progress) -> LoadedModel:
+    """An engine for a ``simulated://`` source; raises LoadError."""
+    params = parse_params(spec.source)
+    progress("loading", "simulate", 0.0)
+    time.sleep(params.load_ms / 1000)
+    if params.load_fails:
+        raise LoadError(params.load_fails, "as the source asks")
+    digest = hashlib.sha256(spec.source.encode()).hexdigest()
+    if spec.sha256 and spec.sha256 != digest:
+        raise LoadError("checksum_mismatch", f"found {digest}, expected {spec.sha256}")
+    return LoadedModel(
+        engine=SimulatedEngine(spec, params),
+        bundle=make_bundle(spec, params),
+        sha256=digest,
+        max_model_len=spec.max_model_len,
+        peak_bytes=spec.memory_bytes,
+    )
+
+
+def make_bundle(spec: ReplicaSpec, params: SimulatedParams) -> TokenizerBundle:
+    """A byte-level tokenizer with the words of this model and a plain chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: index for index, symbol in enumerate(alphabet)}
+    vocab |= {special: 256 + index for index, special in enumerate(SPECIALS)}
+    vocab |= {f"tok{n}Ġ": FIRST_WORD + n for n in range(params.vocab - FIRST_WORD)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    text = json.dumps(json.loads(tokenizer.to_str()), separators=(",", ":")).encode()
+    return TokenizerBundle(
+        version_id=spec.version_id,
+        tokenizer_json=text,
+        chat_template=CHAT_TEMPLATE,
+        eos_token=SPECIALS[0],
+        eos_token_ids=(END_OF_TEXT,),
+        vocab_size=params.vocab,
+        max_model_len=spec.max_model_len,
+        sha256=hashlib.sha256(text).hexdigest(),
+    )
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The text side of one request: what is held back for a stop string."""
+
+    checksum: int
+    held: str = ""
+
+    def push(self, word: str, stops: tuple[str, ...]) -> tuple[str, bool]:
+        """(text that can be shown, whether a stop string is complete)."""
+        text = self.held + word
+        cuts = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+        if cuts:
+            self.held = ""
+            return text[: min(cuts)], True
+        keep = max((_overlap(text, stop) for stop in stops), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    return next(
+        (n for n in range(min(len(text), len(stop)), 0, -1) if stop.startswith(text[-n:])), 0
+    )
+
+
+@dataclass
+class _Counters:
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_cached_tokens: int = 0
+    last_step_seconds: float = 0.0
+    busy_seconds: float = 0.0
+
+
+@dataclass
+class SimulatedEngine:
+    """`gpuagent.engine.request.Engine` that sleeps where others compute."""
+
+    spec: ReplicaSpec
+    params: SimulatedParams
+    _streams: dict[str, _Stream] = field(default_factory=dict)
+    _ended: list[RequestOutput] = field(default_factory=list)
+    _count: _Counters = field(default_factory=_Counters)
+
+    def __post_init__(self) -> None:
+        spec, blocks = self.spec, self.params.blocks
+        num_blocks = blocks or spec.max_batch * -(-spec.max_model_len // BLOCK_SIZE)
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                num_blocks=num_blocks,
+                block_size=BLOCK_SIZE,
+                max_batch_tokens=max(spec.max_batch_tokens, spec.max_batch),
+                max_num_seqs=spec.max_batch,
+                max_model_len=spec.max_model_len,
+                policy=Policy(spec.policy),
+            )
+        )
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request; raises RequestRejected for the caller's mistake."""
+        if not all(0 <= token < self.params.vocab for token in request.prompt_token_ids):
+            raise RequestRejected("invalid_token_id", f"ids are below {self.params.vocab}")
+        if request.sampling.max_tokens < 1:
+            raise RequestRejected("invalid_sampling", "max_tokens is at least 1")
+        self._scheduler.add(request)
+        checksum = zlib.crc32(array("I", request.prompt_token_ids).tobytes())
+        self._streams[request.request_id] = _Stream(checksum)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at once; the next step reports it."""
+        sequence = self._scheduler.sequence(request_id)
+        if sequence:
+            self._ended.append(_output(sequence, sequence.num_output, (), "", "cancelled"))
+            self._forget(request_id)
+
+    def has_work(self) -> bool:
+        """True while a request is unfinished or unreported."""
+        return bool(self._ended) or self._scheduler.has_work()
+
+    def step(self) -> list[RequestOutput]:
+        """Sleep one step and return a word for each request that was due."""
+        started = time.monotonic()
+        outputs, self._ended = self._ended, []
+        if self._scheduler.has_work():
+            plan = self._scheduler.schedule()
+            outputs += self._compute(plan, started)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """The counters now."""
+        count, scheduler = self._count, self._scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_free_blocks=scheduler.kv.pool.num_free,
+            num_blocks=scheduler.kv.pool.num_blocks,
+            block_size=BLOCK_SIZE,
+            num_steps=count.num_steps,
+            last_step_seconds=count.last_step_seconds,
+            num_prefill_tokens=count.num_prefill_tokens,
+            num_decode_tokens=count.num_decode_tokens,
+            num_cached_tokens=count.num_cached_tokens,
+            busy_seconds=count.busy_seconds,
+            weights_bytes=self.spec.memory_bytes // 2,
+            kv_bytes=self.spec.memory_bytes - self.spec.memory_bytes // 2,
+            num_preemptions=scheduler.num_preemptions,
+        )
+
+    def _compute(self, plan: SchedulerOutput, started: float) -> list[RequestOutput]:
+        num_decode = sum(1 for work in plan.work if self._is_decode(work))
+        num_prefill = plan.num_tokens - num_decode
+        due = started + self.params.step_ms / 1000 + num_prefill / self.params.prefill_tps
+        outputs, tokens = self._words(plan)
+        self._scheduler.complete(plan, tokens)
+        for output in outputs:
+            if output.finish_reason:
+                self._forget(output.request_id)
+        time.sleep(max(0.0, due - time.monotonic()))
+        self._record(num_prefill, num_decode, time.monotonic() - started)
+        return outputs
+
+    def _is_decode(self, work: Work) -> bool:
+        sequence = self._scheduler.sequence(work.request_id)
+        assert sequence is not None
+        return sequence.num_output > 0 and len(work.token_ids) == 1
+
+    def _words(self, plan: SchedulerOutput) -> tuple[list[RequestOutput], dict[str, int]]:
+        outputs: list[RequestOutput] = []
+        tokens: dict[str, int] = {}
+        for work in plan.work:
+            sequence = self._scheduler.sequence(work.request_id)
+            assert sequence is not None
+            if sequence.num_output == 0 and work.start == sequence.num_cached:
+                self._count.num_cached_tokens += sequence.num_cached
+            if work.samples:
+                token, output = self._next(sequence)
+                outputs.append(output)
+                tokens[work.request_id] = token
+        return outputs, tokens
+
+    def _next(self, sequence: Sequence) -> tuple[int, RequestOutput]:
+        """The next word of one request and what it means for it."""
+        stream, sampling = self._streams[sequence.request_id], sequence.request.sampling
+        word = stream.checksum % (self.params.vocab - FIRST_WORD)
+        token, index = FIRST_WORD + word, sequence.num_output
+        is_end = index == self.params.stop_after > 0 and not sampling.ignore_eos
+        if is_end or token in sampling.stop_token_ids:
+            return token, _output(sequence, index, (), stream.held, "stop")
+        stream.checksum = zlib.crc32(token.to_bytes(4, "little"), stream.checksum)
+        text, stopped = stream.push(f"tok{word} ", sampling.stop)
+        is_full = len(sequence.token_ids) + 1 >= self.spec.max_model_len
+        is_long = index + 1 >= sampling.max_tokens or is_full
+        reason = "stop" if stopped else "length" if is_long else None
+        if is_long and not stopped:
+            text += stream.held
+        top = self._logprobs(word, sampling.logprobs)
+        return token, _output(sequence, index, (token,), text, reason, top)
+
+    def _logprobs(self, word: int, count: int | None) -> tuple[TokenLogprob, ...]:
+        if count is None:
+            return ()
+        num_words = self.params.vocab - FIRST_WORD
+        words = [(word + n) % num_words for n in range(min(count, num_words))]
+        top = tuple((FIRST_WORD + w, f"tok{w} ", -0.5 - n) for n, w in enumerate(words))
+        return (TokenLogprob(FIRST_WORD + word, f"tok{word} ", -0.5, top),)
+
+    def _forget(self, request_id: str) -> None:
+        self._scheduler.finish(request_id)
+        del self._streams[request_id]
+
+    def _record(self, num_prefill: int, num_decode: int, seconds: float) -> None:
+        count = self._count
+        count.num_steps += 1
+        count.num_prefill_tokens += num_prefill
+        count.num_decode_tokens += num_decode
+        count.last_step_seconds = seconds
+        count.busy_seconds += seconds
+
+
+def _output(
+    sequence: Sequence,
+    index: int,
+    token_ids: tuple[int, ...],
+    text: str,
+    reason: str | None,
+    logprobs: tuple[TokenLogprob, ...] = (),
+) -> RequestOutput:
+    return RequestOutput(
+        request_id=sequence.request_id,
+        index=index,
+        token_ids=token_ids,
+        text=text,
+        logprobs=logprobs,
+        finish_reason=reason,
+        num_prompt_tokens=sequence.num_prompt,
+        num_cached_tokens=sequence.num_cached,
+        num_output_tokens=index + len(token_ids),
+    )

@@ -1,0 +1,68 @@
+"""The agent's settings: environment variables named ``ENGINE_AGENT_*``, overridden by options."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+# One subject token: a '.' or a wildcard in a node's name would reach another node's subjects.
+NODE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+class AgentSettings(BaseSettings):
+    """Defaults suit one machine; ``python -m gpuagent --help`` lists every option."""
+
+    model_config = SettingsConfigDict(env_prefix="ENGINE_AGENT_", extra="ignore")
+
+    node_id: str = Field(description="This node's name, unique in the cluster.")
+    nats_url: str = Field("nats://127.0.0.1:4222", description="The bus; several by commas.")
+    creds: Path | None = Field(None, description="This node's credentials file.")
+    devices: str = Field("auto", description="auto, cuda, or e.g. cpu:4GiB,cpu:4GiB.")
+    zone: str = Field("", description="Rack, region or site of this node.")
+    labels: str = Field("", description="Labels for placement, e.g. disk=ssd,tier=a.")
+    state_dir: Path = Field(Path("./.run/agent"), description="What must outlive this process.")
+    model_cache: Path = Field(Path("./.run/models"), description="Where models are kept.")
+    file_roots: str = Field("", description="Folders that file:// may read, by commas.")
+    threads: int = Field(0, ge=0, description="CPU threads of a worker; 0: cores / devices.")
+    metrics_host: str = Field("127.0.0.1", description="Where /metrics listens.")
+    metrics_port: int = Field(0, ge=0, le=65535, description="/metrics, /readyz; 0: a free port.")
+    port_file: Path | None = Field(None, description="Write the bound metrics port here.")
+    lease_seconds: float = Field(15.0, gt=0, description="Silence after which nobody is admitted.")
+    watchdog_seconds: float = Field(30.0, gt=0, description="A step longer than this is a hang.")
+    drain_seconds: float = Field(30.0, ge=0, description="How long an unloading replica finishes.")
+    max_queue: int = Field(1024, ge=1, description="Unfinished generations of one replica.")
+
+    @field_validator("node_id")
+    @classmethod
+    def _one_subject_token(cls, value: str) -> str:
+        if not NODE_ID.fullmatch(value):
+            raise ValueError("1 to 63 of a-z, 0-9, '_' and '-', the first a letter or a digit")
+        return value
+
+    def label_map(self) -> dict[str, str]:
+        """The labels as a mapping; raises ValueError for one without '='."""
+        pairs = [pair.split("=", 1) for pair in self.labels.split(",") if pair.strip()]
+        if any(len(pair) != 2 for pair in pairs):
+            raise ValueError(f"labels must be key=value, by commas: {self.labels!r}")
+        return {key.strip(): value.strip() for key, value in pairs}
+
+    def allowed_file_roots(self) -> tuple[Path, ...]:
+        return tuple(Path(root).resolve() for root in self.file_roots.split(",") if root.strip())
+
+
+def read_settings(arguments: Sequence[str]) -> AgentSettings:
+    """Settings from the environment and the command line; exits with usage on a mistake."""
+    parser = argparse.ArgumentParser(prog="gpuagent", description="One node of the fleet.")
+    for name, field in AgentSettings.model_fields.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, help=field.description)
+    given: dict[str, Any] = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v}
+    try:
+        settings = AgentSettings(**given)
+        settings.label_map()
+    except ValueError as error:
+        parser.error(str(error))
+    return settings

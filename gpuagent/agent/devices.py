@@ -1,0 +1,73 @@
+"""Which accelerators this node offers: NVML's GPUs, or shares of the CPU's memory.
+
+``cpu:4GiB,cpu:4GiB`` makes two devices of one machine, each with its own worker and a budget of
+4 GiB, so that placement on several devices can be tried without a GPU. ``auto`` takes the GPUs,
+and where there are none the CPU as one device with all memory.
+"""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from gpuagent.wire.messages import Device
+
+UNITS = {"": 1, "B": 1, "MIB": 1 << 20, "GIB": 1 << 30, "MB": 10**6, "GB": 10**9}
+CPU_DEVICE = re.compile(r"cpu(?::(\d+(?:\.\d+)?)([A-Za-z]*))?")
+
+
+class DeviceError(ValueError):
+    """The device list cannot be read, or names what is not there."""
+
+
+def find_devices(text: str) -> tuple[Device, ...]:
+    """The devices that ``text`` (see the module) stands for; raises DeviceError."""
+    if text == "cuda":
+        return _gpus() or _no_gpu()
+    if text == "auto":
+        return _gpus() or (_cpu(0, "cpu"),)
+    return tuple(_cpu(index, part.strip()) for index, part in enumerate(text.split(",")))
+
+
+def _no_gpu() -> tuple[Device, ...]:
+    raise DeviceError("no GPU was found")
+
+
+def _cpu(index: int, text: str) -> Device:
+    match = CPU_DEVICE.fullmatch(text)
+    if match is None or (match[2] or "").upper() not in UNITS:
+        raise DeviceError(f"not a device: {text!r}; write cpu, cpu:4GiB, cuda or auto")
+    total = psutil.virtual_memory().total
+    size = int(float(match[1]) * UNITS[match[2].upper()]) if match[1] else total
+    if not 0 < size <= total:
+        raise DeviceError(f"{text!r}: this machine has {total} bytes")
+    return Device(index=index, kind="cpu", name=_cpu_name(), memory_bytes=size)
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return "CPU"
+
+
+def _gpus() -> tuple[Device, ...]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    return tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+
+
+def _gpu(index: int) -> Device:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    return Device(
+        index=index,
+        kind="cuda",
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+    )

@@ -1,0 +1,399 @@
+"""Generations on this node: who asked, what was produced so far, and frames to the gateways.
+
+The deltas of one engine step are grouped by gateway and each group becomes one frame, encoded
+once. With two gateways and three running requests a step gives two messages, not three::
+
+    step -> deltas r1 r2 r3;  r1, r2 asked by gw-a, r3 by gw-b
+         -> engine.frames.gw-a.n1  Frame(seq=8, [r1, r2])
+            engine.frames.gw-b.n1  Frame(seq=3, [r3])
+
+``seq`` counts per gateway without a gap, so a gateway that sees 8 after 6 asks for a resend. What
+was produced is therefore kept until 60 s after the end, compactly (token ids in an array, text in
+one buffer): a struct per token would be a million objects for the garbage collector at 256 busy
+streams. A quiet gateway gets an empty frame every two seconds, or it would never learn that the
+last frame of a stream was lost.
+
+Every accepted generation ends with exactly one delta that has a finish reason, also when the
+replica is not there, the worker dies, or the agent ends.
+"""
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from gpuagent.agent.metrics import Served
+from gpuagent.wire import codec, subjects
+from gpuagent.wire.messages import Cancel, Delta, Frame, Generate, Resend, TokenLogprob
+
+RETENTION_S = 60.0
+RESEND_GRACE_S = 1.0  # a resend may overtake the generate it is about
+RESEND_TOKENS = 256
+RESEND_BYTES = 512 * 1024
+MAX_EARLY = 10_000
+MAX_ID_CHARS = 128
+SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+LATENCY_CLASSES = frozenset({"realtime", "standard", "batch"})
+
+Publish = Callable[[str, bytes], Awaitable[None]]
+
+
+class Engines(Protocol):
+    """What inference needs of the replicas on this node."""
+
+    def refusal(self, replica_id: str) -> str:
+        """Why the replica takes no generation now; "" if it does."""
+
+    def add(self, request: Generate) -> None:
+        """Hand a generation to the replica's worker."""
+
+    def cancel(self, replica_id: str, request_id: str) -> None:
+        """Ask the worker to end one."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """One accepted request and everything it has produced."""
+
+    request_id: str
+    gateway: str
+    replica_id: str
+    attempt: int
+    num_prompt_tokens: int
+    started_at: float
+    last_at: float = 0.0
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    text: bytearray = field(default_factory=bytearray)
+    starts: "array[int]" = field(default_factory=lambda: array("I"))  # token index of each delta
+    ends: "array[int]" = field(default_factory=lambda: array("Q"))  # length of text after it
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    terminal: Delta | None = None
+    served: Served | None = None  # None: it was refused and never reached an engine
+
+    def record(self, delta: Delta) -> None:
+        """Keep what ``delta`` adds."""
+        self.token_ids.extend(delta.token_ids)
+        self.text += delta.text.encode()
+        self.starts.append(delta.index)
+        self.ends.append(len(self.text))
+        if delta.logprobs:
+            self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason:
+            self.terminal = delta
+
+    def ending(self, reason: str, code: str = "", message: str = "") -> Delta:
+        """A terminal delta after what was produced so far."""
+        return Delta(
+            request_id=self.request_id,
+            index=len(self.token_ids),
+            token_ids=(),
+            text="",
+            finish_reason=reason,
+            error_code=code,
+            error_message=message,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=len(self.token_ids),
+        )
+
+    def since(self, index: int) -> Iterator[Delta]:
+        """Everything from token ``index`` on, in deltas of at most RESEND_TOKENS tokens."""
+        total = len(self.token_ids)
+        for start in range(min(index, total), max(total, 1), RESEND_TOKENS):
+            end = min(start + RESEND_TOKENS, total)
+            if start < end:
+                yield self._slice(start, end)
+        if self.terminal:
+            tail = self._text(total, total + 1) if index >= total else ""
+            yield msgspec.structs.replace(
+                self.terminal, index=total, token_ids=(), text=tail, logprobs=()
+            )
+
+    def _slice(self, start: int, end: int) -> Delta:
+        is_last = end == len(self.token_ids)
+        return Delta(
+            request_id=self.request_id,
+            index=start,
+            token_ids=tuple(self.token_ids[start:end]),
+            text=self._text(start, end + 1 if is_last else end),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=end,
+            logprobs=tuple(self.logprobs[start:end]),
+        )
+
+    def _text(self, start: int, end: int) -> str:
+        """Text of the deltas whose index is in [start, end)."""
+        first, last = bisect_left(self.starts, start), bisect_right(self.starts, end - 1)
+        begin = self.ends[first - 1] if first else 0
+        return self.text[begin : self.ends[last - 1] if last else 0].decode()
+
+
+class Inference:
+    """All generations of this agent; single-threaded, on the event loop."""
+
+    def __init__(
+        self,
+        node_id: str,
+        boot_id: str,
+        engines: Engines,
+        publish: Publish,
+        clock: Callable[[], float],
+        max_queue: int,
+    ) -> None:
+        self._node_id = node_id
+        self._boot_id = boot_id
+        self._engines = engines
+        self._publish = publish
+        self._clock = clock
+        self._max_queue = max_queue
+        self._known: dict[str, Generation] = {}
+        self._active: Counter[str] = Counter()  # unfinished generations by replica
+        self._ended: deque[tuple[float, Generation]] = deque()
+        self._early_cancels: dict[str, float] = {}
+        self._late_resends: list[tuple[float, str, str, int]] = []
+        self._seq: Counter[str] = Counter()
+        self._spoke: dict[str, float] = {}  # gateway -> when its last frame left
+        self.counts: Counter[str] = Counter()
+        self.finished: Counter[tuple[str, str]] = Counter()  # (replica, finish reason)
+        self.served: dict[str, Served] = {}  # by replica
+
+    @property
+    def num_active(self) -> int:
+        return self._active.total()
+
+    def num_active_on(self, replica_id: str) -> int:
+        """Unfinished generations of one replica."""
+        return self._active[replica_id]
+
+    # --- from gateways ----------------------------------------------------------------------
+    async def generate(self, payload: bytes) -> None:
+        """Start a generation; refusals are answered by a terminal delta."""
+        try:
+            request = codec.decode(payload, Generate)
+        except codec.WireError:
+            self.counts["malformed"] += 1
+            return
+        if not _is_addressable(request):
+            self.counts["refused_names"] += 1
+            return
+        known = self._known.get(request.request_id)
+        if known and (known.terminal is None or known.attempt >= request.attempt):
+            self.counts["duplicates"] += 1
+            return
+        await self._start(request)
+
+    async def _start(self, request: Generate) -> None:
+        now = self._clock()
+        generation = Generation(
+            request_id=request.request_id,
+            gateway=request.gateway,
+            replica_id=request.replica_id,
+            attempt=request.attempt,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            started_at=now,
+        )
+        self._known[request.request_id] = generation
+        self._active[request.replica_id] += 1
+        if self._early_cancels.pop(f"{request.gateway} {request.request_id}", None) is not None:
+            await self._end([generation], "cancelled")
+        elif refusal := self._refusal(request):
+            await self._end([generation], "error", *refusal)
+        else:
+            generation.served = self.served.setdefault(request.replica_id, Served())
+            self._engines.add(request)
+
+    def _refusal(self, request: Generate) -> tuple[str, str] | None:
+        """(code, message) of why this generation cannot start."""
+        if request.latency_class not in LATENCY_CLASSES:
+            return "invalid_request", f"no latency class {request.latency_class!r}"
+        reason = self._engines.refusal(request.replica_id)
+        if reason:
+            return "replica_not_ready", reason
+        if self._active[request.replica_id] > self._max_queue:
+            return "overloaded", f"{self._max_queue} generations are unfinished here"
+        return None
+
+    async def cancel(self, payload: bytes) -> None:
+        """End generations; the worker answers with their terminal deltas."""
+        try:
+            message = codec.decode(payload, Cancel)
+        except codec.WireError:
+            self.counts["malformed"] += 1
+            return
+        for request_id in message.request_ids:
+            known = self._known.get(request_id)
+            if known is None:
+                self._cancel_early(message.gateway, request_id)
+            elif known.terminal is None and known.gateway == message.gateway:
+                self._engines.cancel(known.replica_id, request_id)
+
+    def _cancel_early(self, gateway: str, request_id: str) -> None:
+        """A cancel may overtake its generate: subscriptions are read side by side."""
+        if len(self._early_cancels) < MAX_EARLY and len(request_id) <= MAX_ID_CHARS:
+            self._early_cancels[f"{gateway} {request_id}"] = self._clock() + RETENTION_S
+
+    async def resend(self, payload: bytes) -> None:
+        """Send again what a gateway missed, each request from its own token index."""
+        try:
+            message = codec.decode(payload, Resend)
+        except codec.WireError:
+            self.counts["malformed"] += 1
+            return
+        if not SUBJECT_TOKEN.fullmatch(message.gateway):
+            self.counts["refused_names"] += 1
+            return
+        self.counts["resends"] += 1
+        deltas: list[Delta] = []
+        for request_id, index in message.requests.items():
+            known = self._known.get(request_id)
+            if known and known.gateway == message.gateway:
+                deltas.extend(known.since(max(index, 0)))
+            elif len(self._late_resends) < MAX_EARLY:
+                due = self._clock() + RESEND_GRACE_S
+                self._late_resends.append((due, message.gateway, request_id, max(index, 0)))
+        await self._send_packed(message.gateway, deltas)
+
+    # --- from workers -----------------------------------------------------------------------
+    async def outputs(self, deltas: Iterable[Delta]) -> None:
+        """Relay what one step produced: one frame per gateway."""
+        now = self._clock()
+        by_gateway: dict[str, list[Delta]] = {}
+        for delta in deltas:
+            generation = self._known.get(delta.request_id)
+            if generation is None or generation.terminal is not None:
+                self.counts["stray_deltas"] += 1
+                continue
+            if delta.index != len(generation.token_ids):
+                delta = self._corrupt(generation)
+            generation.record(delta)
+            if delta.token_ids and generation.served:
+                _observe(generation, generation.served, delta, now)
+            by_gateway.setdefault(generation.gateway, []).append(delta)
+            if delta.finish_reason:
+                self._close(generation, now)
+        for gateway, group in by_gateway.items():
+            await self._send(gateway, group)
+
+    def _corrupt(self, generation: Generation) -> Delta:
+        """The engine skipped or repeated a token: the stream must not go on."""
+        self.counts["corrupt_streams"] += 1
+        self._engines.cancel(generation.replica_id, generation.request_id)
+        return generation.ending("error", "stream_corrupt", "the engine broke the token order")
+
+    async def lose_replica(self, replica_id: str, code: str, message: str) -> None:
+        """End every generation of a replica that is gone."""
+        if self._active[replica_id]:
+            await self._end(self._unfinished_on(replica_id), "error", code, message)
+
+    def _unfinished_on(self, replica_id: str) -> list[Generation]:
+        known = self._known.values()
+        return [g for g in known if g.terminal is None and g.replica_id == replica_id]
+
+    def forget_replica(self, replica_id: str) -> None:
+        """Drop the figures of a replica that is gone for good."""
+        self.served.pop(replica_id, None)
+        for key in [key for key in self.finished if key[0] == replica_id]:
+            del self.finished[key]
+
+    async def _end(
+        self, generations: list[Generation], reason: str, code: str = "", message: str = ""
+    ) -> None:
+        await self.outputs([g.ending(reason, code, message) for g in generations])
+
+    def _close(self, generation: Generation, now: float) -> None:
+        self._active[generation.replica_id] -= 1
+        if self._active[generation.replica_id] <= 0:
+            del self._active[generation.replica_id]
+        assert generation.terminal is not None
+        if generation.served:
+            self.finished[generation.replica_id, generation.terminal.finish_reason] += 1
+            generation.served.end_to_end.observe(now - generation.started_at)
+        self._ended.append((now + RETENTION_S, generation))
+
+    # --- to gateways ------------------------------------------------------------------------
+    async def _send(self, gateway: str, deltas: Iterable[Delta]) -> None:
+        """One frame; a frame that cannot leave leaves a gap that the gateway will see."""
+        self._seq[gateway] += 1
+        self._spoke[gateway] = self._clock()
+        frame = Frame(self._node_id, self._boot_id, self._seq[gateway], tuple(deltas))
+        self.counts["frames"] += 1
+        try:
+            await self._publish(subjects.frames(gateway, self._node_id), codec.encode(frame))
+        except OSError:
+            self.counts["frames_unsent"] += 1
+
+    async def _send_packed(self, gateway: str, deltas: Iterable[Delta]) -> None:
+        """As many frames as their size demands."""
+        batch: list[Delta] = []
+        size = 0
+        for delta in deltas:
+            num_bytes = len(msgspec.msgpack.encode(delta))
+            if batch and size + num_bytes > RESEND_BYTES:
+                await self._send(gateway, batch)
+                batch, size = [], 0
+            batch.append(delta)
+            size += num_bytes
+        if batch:
+            await self._send(gateway, batch)
+
+    # --- time -------------------------------------------------------------------------------
+    async def tick(self) -> None:
+        """Forget what is old, answer late resends, show quiet gateways the last number."""
+        now = self._clock()
+        while self._ended and self._ended[0][0] <= now:
+            self._forget(self._ended.popleft()[1])
+        self._early_cancels = {k: due for k, due in self._early_cancels.items() if due > now}
+        await self._answer_late(now)
+        quiet = [gateway for gateway, at in self._spoke.items() if now - at >= 2.0]
+        alive = {g.gateway for g in self._known.values()} if quiet else set()
+        for gateway in quiet:
+            if gateway in alive:
+                await self._send(gateway, ())
+            else:
+                del self._spoke[gateway]
+
+    def _forget(self, generation: Generation) -> None:
+        if self._known.get(generation.request_id) is generation:
+            del self._known[generation.request_id]
+
+    async def _answer_late(self, now: float) -> None:
+        """Requests that are unknown still: their generate was lost, or another boot had them."""
+        due = [late for late in self._late_resends if late[0] <= now]
+        if not due:
+            return
+        self._late_resends = [late for late in self._late_resends if late[0] > now]
+        for _, gateway, request_id, index in due:
+            known = self._known.get(request_id)
+            if known is None:
+                await self._send(gateway, [_unknown(request_id, index)])
+            elif known.gateway == gateway:
+                await self._send_packed(gateway, known.since(index))
+
+
+def _observe(generation: Generation, served: Served, delta: Delta, now: float) -> None:
+    if generation.last_at:
+        served.inter_token.observe(now - generation.last_at, len(delta.token_ids))
+    else:
+        served.first_token.observe(now - generation.started_at)
+        served.prompt_tokens += delta.num_prompt_tokens
+        served.cached_tokens += delta.num_cached_tokens
+    served.generated_tokens += len(delta.token_ids)
+    generation.last_at = now
+
+
+def _unknown(request_id: str, index: int) -> Delta:
+    message = "this node does not know the request"
+    return Delta(request_id, index, (), "", "error", "engine_lost", message)
+
+
+def _is_addressable(request: Generate) -> bool:
+    """Whether the answer's subject would be one token and ours to publish on."""
+    return (
+        SUBJECT_TOKEN.fullmatch(request.gateway) is not None
+        and SUBJECT_TOKEN.fullmatch(request.request_id) is not None
+        and len(request.replica_id) <= MAX_ID_CHARS * 4
+    )

@@ -1,0 +1,221 @@
+"""What passes between the agent and an engine worker, over one socket pair.
+
+A frame is a 4-byte big-endian length and one MessagePack value: an array whose first item names
+the message. The worker makes wire deltas itself, so that the agent only sorts them by gateway::
+
+    agent  -> worker   Load  Unload  Add  Cancel  Shutdown
+    worker -> agent    Progress*  Loaded | LoadFailed        one of the two ends each Load
+                       StepOutputs                           after each step that produced something
+                       ReplicaFailed | Unloaded
+                       Stats                                 while it works, at most 5/s
+
+Pickle was rejected: whoever can write into the pipe would own the process.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from gpuagent.wire.messages import Delta, Device, Generate, ReplicaSpec, TokenizerBundle
+
+MAX_FRAME_BYTES = 256 << 20
+_LENGTH = struct.Struct(">I")
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """What a worker knows from its start."""
+
+    device: Device
+    threads: int
+    model_cache: str
+    file_roots: tuple[str, ...] = ()
+
+
+class Ipc(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all frames."""
+
+
+class Load(Ipc, frozen=True, tag="load"):
+    spec: ReplicaSpec
+
+
+class Unload(Ipc, frozen=True, tag="unload"):
+    replica_id: str
+
+
+class Add(Ipc, frozen=True, tag="add"):
+    request: Generate
+
+
+class Cancel(Ipc, frozen=True, tag="cancel"):
+    replica_id: str
+    request_id: str
+
+
+class Shutdown(Ipc, frozen=True, tag="shutdown"):
+    pass
+
+
+class Progress(Ipc, frozen=True, tag="progress"):
+    """``state`` is downloading or loading; ``fraction`` of the stage done, 0..1."""
+
+    replica_id: str
+    state: str
+    stage: str
+    fraction: float
+
+
+class Loaded(Ipc, frozen=True, tag="loaded"):
+    replica_id: str
+    weights_bytes: int
+    kv_bytes: int
+    peak_bytes: int
+    load_seconds: float
+    sha256: str
+    max_model_len: int
+    bundle: TokenizerBundle
+
+
+class LoadFailed(Ipc, frozen=True, tag="load_failed"):
+    replica_id: str
+    code: str
+    message: str
+
+
+class ReplicaFailed(Ipc, frozen=True, tag="replica_failed"):
+    """A step raised; the engine is gone and all its requests with it."""
+
+    replica_id: str
+    code: str
+    message: str
+
+
+class Unloaded(Ipc, frozen=True, tag="unloaded"):
+    replica_id: str
+
+
+class StepOutputs(Ipc, frozen=True, tag="outputs"):
+    replica_id: str
+    deltas: list[Delta]
+
+
+class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
+    """Counters are totals since the replica was loaded; the two ``*_seconds`` split busy time."""
+
+    replica_id: str
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    block_size: int = 16
+    num_steps: int = 0
+    busy_seconds: float = 0.0
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    decode_seconds: float = 0.0
+    cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class Stats(Ipc, frozen=True, tag="stats"):
+    replicas: list[ReplicaStats]
+
+
+ToWorker = Load | Unload | Add | Cancel | Shutdown
+FromWorker = Progress | Loaded | LoadFailed | ReplicaFailed | Unloaded | StepOutputs | Stats
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ProtocolError(Exception):
+    """The other end sent something that is no frame."""
+
+
+def frame(message: Ipc) -> bytes:
+    """``message`` with its length before it."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def _length(header: bytes | bytearray) -> int:
+    length: int = _LENGTH.unpack(header)[0]
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length} bytes")
+    return length
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(str(error)) from error
+
+
+class WorkerEnd:
+    """The worker's side: blocking writes, reads of whatever has arrived."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._decoder = msgspec.msgpack.Decoder(ToWorker)
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: FromWorker) -> None:
+        self._socket.sendall(frame(message))
+
+    def receive(self) -> Iterator[ToWorker]:
+        """Every message complete after one read; raises EOFError when the agent is gone.
+
+        Call when readable: the read blocks otherwise.
+        """
+        chunk = self._socket.recv(1 << 18)
+        if not chunk:
+            raise EOFError
+        self._buffer += chunk
+        while (body := self._take()) is not None:
+            yield _decode(self._decoder, body)
+
+    def _take(self) -> bytearray | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        end = _LENGTH.size + _length(self._buffer[: _LENGTH.size])
+        if len(self._buffer) < end:
+            return None
+        body = self._buffer[_LENGTH.size : end]
+        del self._buffer[:end]
+        return body
+
+
+class AgentEnd:
+    """The agent's side, on the event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+
+    def send(self, message: ToWorker) -> None:
+        """Queue without waiting; what a hung worker leaves unread goes with its process."""
+        if not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    async def receive(self) -> FromWorker:
+        """The next message; raises EOFError when the worker is gone."""
+        try:
+            header = await self._reader.readexactly(_LENGTH.size)
+            body = await self._reader.readexactly(_length(header))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise EOFError from error
+        return _decode(self._decoder, body)
+
+    def close(self) -> None:
+        self._writer.close()

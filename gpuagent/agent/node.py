@@ -1,0 +1,214 @@
+"""The node itself: carries out plans and moves what the workers say to where it belongs.
+
+It knows no bus. Desired states come in through ``offer``, generations through ``inference``; what
+the node is comes out of ``reports``. Three rules hold it together: the plan decides and this
+module only obeys; every failure is a state with a reason, never an exception that ends the loop;
+whatever changes sets ``wake``, and the loop looks at everything again.
+"""
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import structlog
+
+from gpuagent.agent import ipc
+from gpuagent.agent.config import AgentSettings
+from gpuagent.agent.desired import DesiredKeeper, Lease, StaleDecision, boot_clock
+from gpuagent.agent.engine_host import EngineHost
+from gpuagent.agent.inference import Inference
+from gpuagent.agent.reconcile import Plan, reconcile
+from gpuagent.agent.replicas import Replica, ReplicaTable
+from gpuagent.agent.telemetry import LoadMeter
+from gpuagent.wire.messages import DesiredState, Device, Generate, ReplicaSpec
+
+log = structlog.get_logger("gpuagent.node")
+
+STOPPING_POLL_S = 0.1
+
+
+class Node:
+    """Replicas, workers and generations of one agent."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        devices: tuple[Device, ...],
+        publish: Callable[[str, bytes], Awaitable[None]],
+        num_cores: int,
+    ) -> None:
+        self.settings = settings
+        self.devices = devices
+        self.boot_id = uuid.uuid4().hex
+        self.counts: Counter[str] = Counter()
+        self.changed = asyncio.Event()  # something that observed state shows
+        self.bundle_added = asyncio.Event()
+        self.is_stopping = False
+        self._wake = asyncio.Event()
+        self._threads = settings.threads or max(1, num_cores // len(devices))
+        self.keeper = DesiredKeeper(settings.node_id, settings.state_dir)
+        self.lease = Lease(settings.lease_seconds)
+        self.table = ReplicaTable(time.monotonic, time.time, self._on_change)
+        self.meter = LoadMeter()
+        self.host = EngineHost(devices, self._worker_config, self._on_message, self._on_lost)
+        self.inference = Inference(
+            settings.node_id, self.boot_id, self, publish, time.monotonic, settings.max_queue
+        )
+
+    # --- desired state ----------------------------------------------------------------------
+    def offer(self, desired: DesiredState) -> None:
+        """Accept a desired state, or count and log why not."""
+        try:
+            if self.keeper.offer(desired):
+                log.info("desired_accepted", epoch=desired.epoch, generation=desired.generation)
+                self._on_change()
+        except StaleDecision as error:
+            self.counts["stale_decisions"] += 1
+            log.warning("stale_decision", reason=str(error))
+
+    async def run(self) -> None:
+        """Reconcile whenever something has changed or is due."""
+        while True:
+            self._wake.clear()
+            await self.reconcile_once()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._seconds_until_due())
+
+    async def reconcile_once(self) -> None:
+        if self.keeper.state is not None and not self.is_stopping:
+            wanted = self.keeper.state.replicas
+            plan = reconcile(wanted, self.table.running(), self.devices, time.monotonic())
+            await self._execute(plan)
+        await self._advance_stopping()
+
+    async def _execute(self, plan: Plan) -> None:
+        for verdict in plan.stop:
+            log.info("replica_stop", replica=verdict.spec.replica_id, reason=verdict.reason)
+            self.table.stop(verdict.spec.replica_id, self.settings.drain_seconds)
+        for verdict in plan.refuse:
+            self.table.refuse(verdict.spec, verdict.code, verdict.reason)
+        for verdict in plan.wait:
+            self.table.wait(verdict.spec, verdict.code, verdict.reason)
+        for verdict in plan.start:
+            await self._start(verdict.spec)
+
+    async def _start(self, spec: ReplicaSpec) -> None:
+        log.info("replica_start", replica=spec.replica_id, source=spec.source)
+        self.table.start(spec)
+        self.meter.forget(spec.replica_id)
+        try:
+            await self.host.load(spec)
+        except OSError as error:
+            self.table.failed(spec.replica_id, "spawn_failed", str(error))
+
+    async def _advance_stopping(self) -> None:
+        """Unload stopping replicas that have finished what ran, or whose time is over."""
+        for replica in self.table:
+            if replica.state == "stopping" and not replica.is_unloading and self._may_end(replica):
+                replica.is_unloading = True
+                if not self.host.unload(replica.spec.replica_id):
+                    await self._gone(replica.spec.replica_id)
+
+    def _may_end(self, replica: Replica) -> bool:
+        is_idle = self.inference.num_active_on(replica.spec.replica_id) == 0
+        return is_idle or time.monotonic() >= replica.stop_by
+
+    def _seconds_until_due(self) -> float | None:
+        if any(replica.state == "stopping" for replica in self.table):
+            return STOPPING_POLL_S
+        retry_at = self.table.next_retry()
+        return None if retry_at is None else max(retry_at - time.monotonic(), 0.0)
+
+    # --- what inference asks ----------------------------------------------------------------
+    def admission_refusal(self) -> str:
+        """Why this node admits nothing now; "" if it does."""
+        if self.is_stopping:
+            return "the agent is stopping"
+        if not self.lease.is_valid(boot_clock()):
+            return "the node has lost contact with the control plane"
+        return ""
+
+    def refusal(self, replica_id: str) -> str:
+        return self.admission_refusal() or self.table.refusal(replica_id)
+
+    def add(self, request: Generate) -> None:
+        is_first = self.inference.num_active_on(request.replica_id) == 1
+        self.host.add(request, was_idle=is_first)
+
+    def cancel(self, replica_id: str, request_id: str) -> None:
+        self.host.cancel(replica_id, request_id)
+
+    # --- what workers say -------------------------------------------------------------------
+    async def _on_message(self, message: ipc.FromWorker) -> None:
+        match message:
+            case ipc.StepOutputs(deltas=deltas):
+                await self.inference.outputs(deltas)
+            case ipc.Stats(replicas=stats):
+                self.meter.update(stats)
+            case ipc.Progress():
+                self.table.progressed(message)
+            case ipc.Loaded():
+                log.info("replica_ready", replica=message.replica_id, seconds=message.load_seconds)
+                self.table.became_ready(message)
+                self.bundle_added.set()
+            case ipc.LoadFailed() | ipc.ReplicaFailed():
+                self.host.release(message.replica_id)
+                await self._failed(message.replica_id, message.code, message.message)
+            case ipc.Unloaded(replica_id=replica_id):
+                self.host.release(replica_id)
+                await self._gone(replica_id)
+
+    async def _on_lost(self, replica_ids: list[str], reason: str) -> None:
+        """A worker died: its generations end with a typed error, its replicas will restart."""
+        self.counts["workers_lost"] += 1
+        for replica_id in replica_ids:
+            await self._failed(replica_id, "engine_lost", reason)
+
+    async def _failed(self, replica_id: str, code: str, reason: str) -> None:
+        log.warning("replica_failed", replica=replica_id, code=code, reason=reason)
+        self.meter.forget(replica_id)
+        self.table.failed(replica_id, code, reason)
+        await self.inference.lose_replica(replica_id, "engine_lost", reason)
+
+    async def _gone(self, replica_id: str) -> None:
+        self.table.remove(replica_id)
+        self.meter.forget(replica_id)
+        await self.inference.lose_replica(replica_id, "engine_lost", "the replica was stopped")
+        self.inference.forget_replica(replica_id)
+
+    # --- time and end -----------------------------------------------------------------------
+    async def tick(self) -> None:
+        """Once a second: what is due by time alone."""
+        hung = self.host.kill_hung(self._is_busy, self.settings.watchdog_seconds)
+        self.counts["workers_hung"] += len(hung)
+        await self.inference.tick()
+
+    def _is_busy(self, replica_id: str) -> bool:
+        return self.inference.num_active_on(replica_id) > 0
+
+    async def close(self, deadline_s: float) -> None:
+        """Admit nothing more, let what runs finish until the deadline, end the workers."""
+        self.is_stopping = True
+        give_up = time.monotonic() + deadline_s
+        while self.inference.num_active and time.monotonic() < give_up:
+            await asyncio.sleep(0.02)
+        for replica in self.table:
+            await self.inference.lose_replica(
+                replica.spec.replica_id, "engine_lost", "the agent is stopping"
+            )
+        await self.host.close()
+
+    def _on_change(self) -> None:
+        self._wake.set()
+        self.changed.set()
+
+    def _worker_config(self, device: Device) -> ipc.WorkerConfig:
+        return ipc.WorkerConfig(
+            device=device,
+            threads=self._threads,
+            model_cache=str(self.settings.model_cache),
+            file_roots=tuple(map(str, self.settings.allowed_file_roots())),
+        )

@@ -1,0 +1,189 @@
+"""The replicas of this node: what state each is in, and how long until it is tried again.
+
+    pending -> downloading -> loading -> ready -> stopping -> (gone)
+        ^            \\________ | ________/
+        |                     v
+        +----- retry ----- failed
+
+A table of facts and transitions without I/O: the node calls it when something has happened and
+asks ``reconcile`` what to do next. A load that failed is tried again after 10 s, 20 s, ... 5 min.
+A worker that died is started again after half a second first, for its clients wait; if it dies
+again before a minute has passed, the wait doubles as well.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gpuagent.agent import ipc
+from gpuagent.agent.reconcile import Running
+from gpuagent.wire.messages import ReplicaSpec, ReplicaStatus, TokenizerBundle
+
+LOAD_BACKOFF_S = 10.0
+LOST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 300.0
+STABLE_S = 60.0
+MAX_REASON_CHARS = 500
+
+
+def backoff(code: str, num_failures: int) -> float:
+    """Seconds until the next try after the ``num_failures``-th failure in a row."""
+    first = LOST_BACKOFF_S if code == "engine_lost" else LOAD_BACKOFF_S
+    return min(first * 2.0 ** min(num_failures - 1, 20), MAX_BACKOFF_S)
+
+
+@dataclass
+class Replica:
+    """One replica; ``since`` is Unix time, the other times are monotonic."""
+
+    spec: ReplicaSpec
+    state: str = "pending"
+    code: str = ""
+    reason: str = ""
+    since: float = 0.0
+    loaded: ipc.Loaded | None = None
+    num_failures: int = 0
+    retry_at: float = 0.0
+    ready_at: float = 0.0
+    stop_by: float = 0.0
+    is_unloading: bool = False
+
+
+class ReplicaTable:
+    """All replicas, by id. ``on_change`` is called after every visible change."""
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._monotonic = monotonic
+        self._wall = wall
+        self._on_change = on_change
+        self._replicas: dict[str, Replica] = {}
+        self.bundles: dict[str, TokenizerBundle] = {}  # by version
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(list(self._replicas.values()))
+
+    def get(self, replica_id: str) -> Replica | None:
+        return self._replicas.get(replica_id)
+
+    def running(self) -> dict[str, Running]:
+        """What the reconciler looks at."""
+        return {
+            rid: Running(replica.spec, replica.state, replica.retry_at)
+            for rid, replica in self._replicas.items()
+        }
+
+    def refusal(self, replica_id: str) -> str:
+        """Why a replica takes no generation; "" if it does."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return "the replica is not on this node"
+        return "" if replica.state == "ready" else f"the replica is {replica.state}"
+
+    # --- decided by the reconciler ----------------------------------------------------------
+    def wait(self, spec: ReplicaSpec, code: str, reason: str) -> None:
+        """A desired replica that cannot start yet; one that failed keeps saying why."""
+        replica = self._of(spec)
+        if code != "backoff":
+            replica.retry_at = 0.0
+        if replica.state not in ("failed", "stopping"):
+            self._set(replica, "pending", "waiting", reason)
+
+    def refuse(self, spec: ReplicaSpec, code: str, reason: str) -> None:
+        """A desired replica that cannot run here while things are as they are."""
+        self._of(spec).retry_at = 0.0
+        self._set(self._of(spec), "failed", code, reason)
+
+    def start(self, spec: ReplicaSpec) -> None:
+        replica = self._of(spec)
+        replica.spec = spec
+        self._set(replica, "loading")
+
+    def stop(self, replica_id: str, drain_s: float) -> None:
+        """Begin to stop; what never held memory is gone at once."""
+        replica = self._replicas[replica_id]
+        if replica.state in ("pending", "failed"):
+            self.remove(replica_id)
+            return
+        busy = replica.state == "ready"
+        replica.stop_by = self._monotonic() + (drain_s if busy else 0.0)
+        self._set(replica, "stopping")
+
+    # --- happened ---------------------------------------------------------------------------
+    def progressed(self, message: ipc.Progress) -> None:
+        replica = self._replicas.get(message.replica_id)
+        if replica and replica.state in ("downloading", "loading"):
+            self._set(replica, message.state)
+
+    def became_ready(self, message: ipc.Loaded) -> None:
+        replica = self._replicas.get(message.replica_id)
+        if replica is None or replica.state == "stopping":
+            return
+        replica.loaded = message
+        replica.ready_at = self._monotonic()
+        self.bundles[replica.spec.version_id] = message.bundle
+        self._set(replica, "ready")
+
+    def failed(self, replica_id: str, code: str, reason: str) -> None:
+        """A load or a running engine failed; a stopping replica is simply gone."""
+        replica = self._replicas.get(replica_id)
+        if replica is None or replica.state == "stopping":
+            self.remove(replica_id)
+            return
+        if replica.state == "ready" and self._monotonic() - replica.ready_at > STABLE_S:
+            replica.num_failures = 0
+        replica.num_failures += 1
+        replica.retry_at = self._monotonic() + backoff(code, replica.num_failures)
+        replica.loaded = None
+        self._set(replica, "failed", code, reason)
+
+    def remove(self, replica_id: str) -> None:
+        replica = self._replicas.pop(replica_id, None)
+        if replica is None:
+            return
+        if not any(r.spec.version_id == replica.spec.version_id for r in self):
+            self.bundles.pop(replica.spec.version_id, None)
+        self._on_change()
+
+    # --- shown ------------------------------------------------------------------------------
+    def statuses(self) -> tuple[ReplicaStatus, ...]:
+        return tuple(_status(replica) for replica in self)
+
+    def next_retry(self) -> float | None:
+        """When the next failed replica is due, on the monotonic clock."""
+        due = [r.retry_at for r in self if r.state == "failed" and r.retry_at > 0]
+        return min(due, default=None)
+
+    def _of(self, spec: ReplicaSpec) -> Replica:
+        return self._replicas.setdefault(spec.replica_id, Replica(spec))
+
+    def _set(self, replica: Replica, state: str, code: str = "", reason: str = "") -> None:
+        reason = reason[:MAX_REASON_CHARS]
+        if (replica.state, replica.code, replica.reason) == (state, code, reason) and replica.since:
+            return
+        if replica.state != state or not replica.since:
+            replica.since = self._wall()
+        replica.state, replica.code, replica.reason = state, code, reason
+        self._on_change()
+
+
+def _status(replica: Replica) -> ReplicaStatus:
+    loaded = replica.loaded
+    return ReplicaStatus(
+        replica_id=replica.spec.replica_id,
+        version_id=replica.spec.version_id,
+        device_index=replica.spec.device_index,
+        state=replica.state,
+        reason_code=replica.code,
+        reason=replica.reason,
+        since=replica.since,
+        weights_bytes=loaded.weights_bytes if loaded else 0,
+        kv_bytes=loaded.kv_bytes if loaded else 0,
+        peak_bytes=loaded.peak_bytes if loaded else 0,
+        load_seconds=loaded.load_seconds if loaded else 0.0,
+        sha256=loaded.sha256 if loaded else "",
+        max_model_len=loaded.max_model_len if loaded else 0,
+    )

@@ -1,0 +1,116 @@
+"""What the node says about itself: observed state, telemetry, metrics, health."""
+
+import time
+from importlib.metadata import version
+
+from gpuagent.agent import telemetry
+from gpuagent.agent.http import Answer, json_answer
+from gpuagent.agent.metrics import Served, Snapshot, render
+from gpuagent.agent.node import Node
+from gpuagent.agent.replicas import Replica
+from gpuagent.wire.messages import DeviceLoad, ObservedState, ReplicaLoad, Telemetry
+
+HOLDS_MEMORY = ("loading", "ready", "stopping")
+
+
+class Reports:
+    """Builds every report from the node's current state; sends nothing."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._seq = 0
+        self._utilization: dict[int, float] = {}
+        self._version = version("engine-controlplane")
+
+    def observed(self) -> ObservedState:
+        node = self._node
+        return ObservedState(
+            node_id=node.settings.node_id,
+            boot_id=node.boot_id,
+            acked_epoch=node.keeper.mark.epoch,
+            acked_generation=node.keeper.mark.generation,
+            devices=node.devices,
+            replicas=() if node.is_stopping else node.table.statuses(),
+            zone=node.settings.zone,
+            labels=node.settings.label_map(),
+            version=self._version,
+            at=time.time(),
+        )
+
+    def telemetry(self) -> Telemetry:
+        """The next telemetry message; ends the interval that its rates are about."""
+        node = self._node
+        self._seq += 1
+        busy = node.meter.report()
+        self._utilization = {device.index: 0.0 for device in node.devices}
+        for replica in node.table:
+            share = busy.get(replica.spec.replica_id, 0.0)
+            index = replica.spec.device_index
+            self._utilization[index] = min(self._utilization.get(index, 0.0) + share, 1.0)
+        desired = node.keeper.state
+        return Telemetry(
+            node_id=node.settings.node_id,
+            boot_id=node.boot_id,
+            seq=self._seq,
+            at=time.time(),
+            acked_epoch=node.keeper.mark.epoch,
+            acked_generation=node.keeper.mark.generation,
+            draining=node.is_stopping or (desired is not None and desired.drain),
+            devices=self._devices(),
+            replicas=self._replicas(),
+        )
+
+    def _replicas(self) -> tuple[ReplicaLoad, ...]:
+        return tuple(self._replica(replica) for replica in self._node.table)
+
+    def _replica(self, replica: Replica) -> ReplicaLoad:
+        node, replica_id = self._node, replica.spec.replica_id
+        served = node.inference.served.get(replica_id, Served())
+        return node.meter.load_of(replica, served, node.inference.num_active_on(replica_id))
+
+    def _devices(self) -> tuple[DeviceLoad, ...]:
+        node = self._node
+        return tuple(
+            telemetry.device_load(
+                device,
+                node.host.pids(device.index),
+                round(self._utilization.get(device.index, 0.0), 4),
+                self._reserved_bytes(device.index),
+            )
+            for device in node.devices
+        )
+
+    def _reserved_bytes(self, device_index: int) -> int:
+        return sum(
+            replica.loaded.peak_bytes
+            for replica in self._node.table
+            if replica.spec.device_index == device_index
+            and replica.loaded
+            and replica.state in HOLDS_MEMORY
+        )
+
+    # --- HTTP -------------------------------------------------------------------------------
+    def metrics(self) -> Answer:
+        return 200, "text/plain; version=0.0.4; charset=utf-8", render(self._snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        node = self._node
+        return Snapshot(
+            node_id=node.settings.node_id,
+            models={replica.spec.replica_id: replica.spec.model for replica in node.table},
+            replicas=self._replicas(),
+            devices=self._devices(),
+            served=node.inference.served,
+            finished=node.inference.finished,
+            counts={**node.counts, **node.inference.counts},
+        )
+
+    def livez(self) -> Answer:
+        """The event loop answers; that is all liveness means here."""
+        return json_answer(200, {"status": "ok", "boot_id": self._node.boot_id})
+
+    def readyz(self) -> Answer:
+        reason = self._node.admission_refusal()
+        states = {r.spec.replica_id: r.state for r in self._node.table}
+        body: dict[str, object] = {"ready": not reason, "reason": reason, "replicas": states}
+        return json_answer(503 if reason else 200, body)

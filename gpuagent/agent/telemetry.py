@@ -1,0 +1,155 @@
+"""Live figures of this node: from the workers' counters, /proc and, where there are GPUs, NVML.
+
+Utilisation is the busy fraction of the step loop, not NVML's: a GPU that waits for its host still
+counts as busy there. Rates are differences of counters between two reports; where nothing ran in
+between, the last known rate stands, for a router needs an estimate before the first request.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import psutil
+import pynvml
+
+from gpuagent.agent.ipc import ReplicaStats
+from gpuagent.agent.metrics import Served
+from gpuagent.agent.replicas import Replica
+from gpuagent.wire.messages import Device, DeviceLoad, ReplicaLoad
+
+
+@dataclass(frozen=True)
+class _Rates:
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+
+
+class LoadMeter:
+    """Keeps each replica's newest counters and what they were at the last report."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, ReplicaStats] = {}
+        self._before: dict[str, ReplicaStats] = {}
+        self._rates: dict[str, _Rates] = {}
+        self._stepped_at: dict[str, float] = {}
+        self._reported_at = time.monotonic()
+
+    def update(self, stats: Iterable[ReplicaStats]) -> None:
+        """Take a worker's counters."""
+        for entry in stats:
+            old = self._now.get(entry.replica_id)
+            if old is None or entry.num_steps != old.num_steps:
+                self._stepped_at[entry.replica_id] = time.monotonic()
+            self._now[entry.replica_id] = entry
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone, or its engine starts again from zero."""
+        for table in (self._now, self._before, self._rates, self._stepped_at):
+            table.pop(replica_id, None)
+
+    def report(self) -> dict[str, float]:
+        """End an interval: its busy fraction of each replica, 0..1."""
+        now = time.monotonic()
+        interval = max(now - self._reported_at, 1e-3)
+        busy: dict[str, float] = {}
+        for replica_id, entry in self._now.items():
+            before = self._before.get(replica_id, ReplicaStats(replica_id))
+            seconds = entry.busy_seconds - before.busy_seconds
+            busy[replica_id] = min(max(seconds / interval, 0.0), 1.0)
+            old = self._rates.get(replica_id, _Rates())
+            self._rates[replica_id] = _rates(before, entry, old)
+        self._before = dict(self._now)
+        self._reported_at = now
+        return busy
+
+    def load_of(self, replica: Replica, served: Served, num_active: int) -> ReplicaLoad:
+        """One replica's figures as of its newest counters."""
+        replica_id = replica.spec.replica_id
+        stats = self._now.get(replica_id, ReplicaStats(replica_id))
+        rates = self._rates.get(replica_id, _Rates())
+        stepped_at = self._stepped_at.get(replica_id, 0.0)
+        age = time.monotonic() - stepped_at if num_active and stepped_at else 0.0
+        return ReplicaLoad(
+            replica_id=replica_id,
+            version_id=replica.spec.version_id,
+            device_index=replica.spec.device_index,
+            state=replica.state,
+            num_running=min(stats.num_running, num_active),
+            num_waiting=max(num_active - stats.num_running, 0),
+            num_free_blocks=stats.num_free_blocks,
+            num_blocks=stats.num_blocks,
+            block_size=stats.block_size,
+            prefill_tokens_per_s=round(rates.prefill_tokens_per_s, 1),
+            decode_step_s=round(rates.decode_step_s, 6),
+            generated_tokens=served.generated_tokens,
+            prompt_tokens=served.prompt_tokens,
+            cached_tokens=served.cached_tokens,
+            num_preemptions=stats.num_preemptions,
+            last_step_age_s=round(age, 3),
+        )
+
+
+def _rates(before: ReplicaStats, now: ReplicaStats, old: _Rates) -> _Rates:
+    prefill_seconds = now.prefill_seconds - before.prefill_seconds
+    decode_steps = now.decode_steps - before.decode_steps
+    rates = old
+    if prefill_seconds > 0:
+        tokens = now.prefill_tokens - before.prefill_tokens
+        rates = replace(rates, prefill_tokens_per_s=tokens / prefill_seconds)
+    if decode_steps > 0:
+        seconds = now.decode_seconds - before.decode_seconds
+        rates = replace(rates, decode_step_s=seconds / decode_steps)
+    return rates
+
+
+def device_load(
+    device: Device, pids: Iterable[int], utilization: float, reserved_bytes: int
+) -> DeviceLoad:
+    """A device's figures. ``reserved_bytes`` is what its replicas may use without asking.
+
+    On the CPU "used" is the larger of the workers' resident memory and that reservation: a KV
+    pool that nobody has touched yet is not resident, but it is not free either.
+    """
+    if device.kind == "cuda":
+        return _gpu_load(device, set(pids), utilization)
+    return DeviceLoad(
+        index=device.index,
+        utilization=utilization,
+        memory_used_bytes=max(sum(map(resident_bytes, pids)), reserved_bytes),
+        memory_total_bytes=device.memory_bytes,
+        temperature_c=_cpu_temperature(),
+    )
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process; 0 if it is gone."""
+    with suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
+def _cpu_temperature() -> float:
+    sensors: Mapping[str, list] = psutil.sensors_temperatures()
+    found = [entry.current for name in ("coretemp", "k10temp") for entry in sensors.get(name, [])]
+    return max(found, default=0.0)
+
+
+def _gpu_load(device: Device, own_pids: set[int], utilization: float) -> DeviceLoad:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    foreign = sum(p.usedGpuMemory or 0 for p in processes if p.pid not in own_pids)
+    temperature, power = 0.0, 0.0
+    with suppress(pynvml.NVMLError):  # not every board has every sensor
+        temperature = float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+        power = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    return DeviceLoad(
+        index=device.index,
+        utilization=utilization,
+        memory_used_bytes=int(memory.used),
+        memory_total_bytes=int(memory.total),
+        foreign_bytes=int(foreign),
+        temperature_c=temperature,
+        power_w=power,
+    )

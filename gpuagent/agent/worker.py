@@ -1,0 +1,361 @@
+"""An engine worker: the process that owns a device's engines and steps them in turn.
+
+It runs ``python -m gpuagent.agent.worker FD CONFIG``, started by the engine host with one end of a
+socket pair as FD. The loop has no asyncio in it: read what has arrived, give each engine that has
+work one step, send what the step produced. Without work it blocks in ``poll`` and uses no CPU.
+
+Models are loaded in a thread each, so that the replicas that serve go on serving; the loaded
+engine is handed to the loop, which alone calls it from then on.
+
+The worker never outlives its agent: the kernel kills it when the agent dies (PR_SET_PDEATHSIG),
+and the end of the pipe says the same.
+"""
+
+import ctypes
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gpuagent.agent import ipc
+from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
+from gpuagent.engine.request import (
+    EngineStats,
+    GenerationRequest,
+    LatencyClass,
+    RequestOutput,
+    RequestRejected,
+    SamplingParams,
+)
+from gpuagent.engine.request import TokenLogprob as EngineLogprob
+from gpuagent.wire.messages import Delta, Generate, ReplicaSpec, TokenLogprob, TopLogprob
+
+PR_SET_PDEATHSIG = 1
+STATS_INTERVAL_S = 0.2
+LOADING_SIGN_OF_LIFE_S = 5.0
+
+
+@dataclass
+class _Replica:
+    """One engine and what the loop measures around its steps."""
+
+    replica_id: str
+    model: LoadedModel
+    arrivals: dict[str, float] = field(default_factory=dict)
+    busy_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decode_steps: int = 0
+
+    def step(self) -> list[Delta]:
+        """One engine step, measured; the deltas it produced."""
+        before = self.model.engine.stats().num_prefill_tokens
+        started = time.monotonic()
+        outputs = self.model.engine.step()
+        seconds = time.monotonic() - started
+        self.busy_seconds += seconds
+        if self.model.engine.stats().num_prefill_tokens > before:
+            self.prefill_seconds += seconds
+        else:
+            self.decode_seconds += seconds
+            self.decode_steps += 1
+        return [self._delta(output, started) for output in outputs]
+
+    def _delta(self, output: RequestOutput, started: float) -> Delta:
+        arrived = self.arrivals.pop(output.request_id, None)
+        return Delta(
+            output.request_id,
+            output.index,
+            output.token_ids,
+            output.text,
+            output.finish_reason or "",
+            output.error_code or "",
+            "",
+            output.num_prompt_tokens,
+            output.num_cached_tokens,
+            output.num_output_tokens,
+            0.0 if arrived is None else round(1000 * max(started - arrived, 0.0), 3),
+            tuple(_logprob(entry) for entry in output.logprobs) if output.logprobs else (),
+        )
+
+    def stats(self) -> ipc.ReplicaStats:
+        stats: EngineStats = self.model.engine.stats()
+        return ipc.ReplicaStats(
+            replica_id=self.replica_id,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_free_blocks=stats.num_free_blocks,
+            num_blocks=stats.num_blocks,
+            block_size=stats.block_size,
+            num_steps=stats.num_steps,
+            busy_seconds=self.busy_seconds,
+            prefill_tokens=stats.num_prefill_tokens,
+            prefill_seconds=self.prefill_seconds,
+            decode_tokens=stats.num_decode_tokens,
+            decode_steps=self.decode_steps,
+            decode_seconds=self.decode_seconds,
+            cached_tokens=stats.num_cached_tokens,
+            num_preemptions=stats.num_preemptions,
+        )
+
+
+@dataclass
+class _Load:
+    """A model being loaded by a thread; ``unwanted`` once an Unload has overtaken it."""
+
+    spec: ReplicaSpec
+    last: ipc.Progress
+    unwanted: bool = False
+
+
+class Worker:
+    """The loop of one worker process."""
+
+    def __init__(self, end: ipc.WorkerEnd, config: ipc.WorkerConfig) -> None:
+        self._end = end
+        self._config = config
+        self._replicas: dict[str, _Replica] = {}
+        self._loads: dict[str, _Load] = {}
+        self._from_threads: queue.SimpleQueue[_ThreadMessage] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(end.fileno(), select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+        self._stats_due = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until Shutdown; raises EOFError when the agent is gone."""
+        while not self._stopping:
+            working = [r for r in self._replicas.values() if r.model.engine.has_work()]
+            self._receive(0 if working else self._idle_timeout())
+            for replica in working:
+                self._step(replica)
+            self._report(bool(working))
+
+    def _idle_timeout(self) -> float | None:
+        return LOADING_SIGN_OF_LIFE_S if self._loads else None
+
+    def _receive(self, timeout: float | None) -> None:
+        ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        for descriptor, _ in ready:
+            if descriptor == self._wake:
+                self._collect()
+            else:
+                for message in self._end.receive():
+                    self._handle(message)
+        if not ready and timeout:
+            for load in self._loads.values():
+                self._end.send(load.last)
+
+    def _handle(self, message: ipc.ToWorker) -> None:
+        match message:
+            case ipc.Add(request=request):
+                self._add(request)
+            case ipc.Cancel(replica_id=replica_id, request_id=request_id):
+                if replica := self._replicas.get(replica_id):
+                    replica.model.engine.cancel(request_id)
+            case ipc.Load(spec=spec):
+                self._start_load(spec)
+            case ipc.Unload(replica_id=replica_id):
+                self._unload(replica_id)
+            case ipc.Shutdown():
+                self._stopping = True
+
+    # --- generations ------------------------------------------------------------------------
+    def _add(self, request: Generate) -> None:
+        replica = self._replicas.get(request.replica_id)
+        if replica is None:
+            self._refuse(request, "replica_not_ready", "the replica is not loaded here")
+            return
+        try:
+            replica.model.engine.add(_to_engine(request))
+            replica.arrivals[request.request_id] = time.monotonic()
+        except RequestRejected as error:
+            self._refuse(request, error.code, error.message)
+        except ValueError as error:
+            self._refuse(request, "invalid_request", str(error))
+
+    def _refuse(self, request: Generate, code: str, message: str) -> None:
+        num_prompt = len(request.prompt_token_ids)
+        delta = Delta(request.request_id, 0, (), "", "error", code, message, num_prompt)
+        self._end.send(ipc.StepOutputs(request.replica_id, [delta]))
+
+    def _step(self, replica: _Replica) -> None:
+        try:
+            deltas = replica.step()
+        except Exception as error:
+            self._fail(replica, error)
+            return
+        if deltas:
+            self._end.send(ipc.StepOutputs(replica.replica_id, deltas))
+
+    def _fail(self, replica: _Replica, error: Exception) -> None:
+        """Give up one engine and keep the others; a GPU's context is lost as a whole."""
+        traceback.print_exc()
+        if self._config.device.kind == "cuda":
+            raise error
+        del self._replicas[replica.replica_id]
+        message = f"{type(error).__name__}: {error}"
+        self._end.send(ipc.ReplicaFailed(replica.replica_id, "engine_lost", message[:500]))
+
+    def _report(self, working: bool) -> None:
+        """Stats five times a second while there is work, and once more when it ends."""
+        now = time.monotonic()
+        is_over = working and not any(r.model.engine.has_work() for r in self._replicas.values())
+        if is_over or (working and now >= self._stats_due):
+            self._send_stats()
+            self._stats_due = now + STATS_INTERVAL_S
+
+    def _send_stats(self) -> None:
+        self._end.send(ipc.Stats([replica.stats() for replica in self._replicas.values()]))
+
+    # --- loading ----------------------------------------------------------------------------
+    def _start_load(self, spec: ReplicaSpec) -> None:
+        first = ipc.Progress(spec.replica_id, "loading", "start", 0.0)
+        self._loads[spec.replica_id] = _Load(spec, first)
+        args = (spec, self._config, self._post)
+        threading.Thread(target=_load, args=args, daemon=True, name=spec.replica_id).start()
+
+    def _post(self, message: "_ThreadMessage") -> None:
+        """Called by loading threads."""
+        self._from_threads.put(message)
+        os.eventfd_write(self._wake, 1)
+
+    def _collect(self) -> None:
+        os.eventfd_read(self._wake)
+        while not self._from_threads.empty():
+            message = self._from_threads.get()
+            if isinstance(message, ipc.Progress):
+                self._loads[message.replica_id].last = message
+                self._end.send(message)
+            else:
+                self._finish_load(message)
+
+    def _finish_load(self, done: "_LoadDone") -> None:
+        load = self._loads.pop(done.replica_id)
+        if load.unwanted:
+            self._end.send(ipc.Unloaded(done.replica_id))
+        elif isinstance(done.result, LoadError):
+            failure = done.result
+            self._end.send(ipc.LoadFailed(done.replica_id, failure.code, failure.message[:500]))
+        else:
+            self._replicas[done.replica_id] = _Replica(done.replica_id, done.result)
+            self._end.send(_loaded(done.replica_id, done.result, done.seconds))
+            self._send_stats()
+
+    def _unload(self, replica_id: str) -> None:
+        if replica_id in self._loads:
+            self._loads[replica_id].unwanted = True  # a thread cannot be stopped
+        else:
+            self._replicas.pop(replica_id, None)
+            self._end.send(ipc.Unloaded(replica_id))
+
+
+@dataclass(frozen=True)
+class _LoadDone:
+    replica_id: str
+    result: LoadedModel | LoadError
+    seconds: float
+
+
+_ThreadMessage = ipc.Progress | _LoadDone
+
+
+def _load(
+    spec: ReplicaSpec, config: ipc.WorkerConfig, post: Callable[[_ThreadMessage], None]
+) -> None:
+    """Body of a loading thread: always posts exactly one _LoadDone."""
+    started = time.monotonic()
+
+    def progress(state: str, stage: str, fraction: float) -> None:
+        post(ipc.Progress(spec.replica_id, state, stage, fraction))
+
+    result: LoadedModel | LoadError
+    try:
+        result = open_model(spec, config, progress)
+    except LoadError as error:
+        result = error
+    except MemoryError as error:
+        result = LoadError("out_of_memory", str(error) or "the machine has no memory left")
+    except Exception as error:
+        traceback.print_exc()
+        result = LoadError("load_failed", f"{type(error).__name__}: {error}")
+    post(_LoadDone(spec.replica_id, result, time.monotonic() - started))
+
+
+def open_model(spec: ReplicaSpec, config: ipc.WorkerConfig, progress: Progress) -> LoadedModel:
+    """Load a replica with the backend its source names; raises LoadError."""
+    if spec.source.startswith("simulated://"):
+        from gpuagent.agent.backends.simulated import load_simulated
+
+        return load_simulated(spec, progress)
+    from gpuagent.agent.backends.torch import load_torch  # seconds of import: only where needed
+
+    return load_torch(spec, config, progress)
+
+
+def _loaded(replica_id: str, model: LoadedModel, seconds: float) -> ipc.Loaded:
+    stats = model.engine.stats()
+    return ipc.Loaded(
+        replica_id=replica_id,
+        weights_bytes=stats.weights_bytes,
+        kv_bytes=stats.kv_bytes,
+        peak_bytes=model.peak_bytes,
+        load_seconds=round(seconds, 3),
+        sha256=model.sha256,
+        max_model_len=model.max_model_len,
+        bundle=model.bundle,
+    )
+
+
+def _to_engine(request: Generate) -> GenerationRequest:
+    """The engine's form of a wire request; raises ValueError for an unknown latency class."""
+    wire = msgspec.structs.asdict(request.sampling)
+    wire.pop("v")
+    wire["logit_bias"] = tuple(request.sampling.logit_bias.items())
+    return GenerationRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=SamplingParams(**wire),
+        latency_class=LatencyClass(request.latency_class),
+        cache_salt=request.cache_salt,
+    )
+
+
+def _logprob(entry: EngineLogprob) -> TokenLogprob:
+    top = tuple(TopLogprob(*row) for row in entry.top)
+    return TokenLogprob(entry.token_id, entry.token, entry.logprob, top)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the agent ends; it may have ended already."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point: ``FD PARENT_PID CONFIG`` where CONFIG is a WorkerConfig as JSON."""
+    _die_with_parent(int(arguments[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
+    connection = socket.socket(fileno=int(arguments[0]))
+    config = msgspec.json.decode(arguments[2], type=ipc.WorkerConfig)
+    with suppress(EOFError, ConnectionError):  # the agent is gone
+        Worker(ipc.WorkerEnd(connection), config).run()
+    sys.stderr.flush()
+    os._exit(0)  # loading threads may be deep in a download
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
