@@ -4,6 +4,7 @@ from functools import cache
 
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
+from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import Clock, EventStore
 
@@ -22,3 +23,8 @@ def event_store() -> EventStore:
 @cache
 def command_handler() -> CommandHandler:
     return CommandHandler(event_store(), clock())
+
+
+def projector() -> Projector:
+    """Writes the read model; for one thread at a time."""
+    return Projector(event_store())

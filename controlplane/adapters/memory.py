@@ -13,7 +13,13 @@ from controlplane.application.ports import (
     RecordedEvent,
     StoredResponse,
 )
-from controlplane.application.sequencer import KEY_SECONDS, Batch, prepare, recorded_event, sequence
+from controlplane.application.sequencer import (
+    KEY_SECONDS,
+    Batch,
+    prepare,
+    recorded_events,
+    sequence,
+)
 from controlplane.domain.decider import Event
 
 
@@ -87,8 +93,7 @@ class MemoryEventStore:
         return f"{self._num_ids:032x}"
 
     def _keep(self, batch: Batch, now: float) -> None:
-        for row in batch.rows:
-            recorded = recorded_event(row)
+        for recorded in recorded_events(batch.rows):
             self._log.append(recorded)
             self._streams.setdefault(recorded.stream, []).append(recorded)
         self._keys.update({key: (stored, now) for key, stored in batch.keys.items()})

@@ -36,13 +36,18 @@ def link(previous: bytes, columns: Columns) -> bytes:
 
 def follow(head: Head, events: Iterable[RecordedEvent]) -> Head:
     """The head after ``events``; raises IntegrityError at the first that does not continue it."""
+    return follow_columns(head, ((columns_of(event), event.hash) for event in events))
+
+
+def follow_columns(head: Head, records: Iterable[tuple[Columns, bytes]]) -> Head:
+    """As ``follow``, on stored columns, which need not be decodable."""
     position, digest = head.position, head.hash
-    for event in events:
+    for columns, stored in records:
         position += 1
-        if event.position != position:
-            raise IntegrityError(position, f"missing: the next one stored is {event.position}")
-        digest = link(digest, columns_of(event))
-        if digest != event.hash:
+        if columns[0] != position:
+            raise IntegrityError(position, f"missing: the next one stored is {columns[0]}")
+        digest = link(digest, columns)
+        if digest != stored:
             raise IntegrityError(position, "the stored hash does not match the record")
     return Head(position, digest)
 

@@ -11,7 +11,7 @@ Pure, so that every store decides alike. A worked example, with the head at posi
 A refused append leaves no trace: its neighbours in the group are unaffected, and no gap opens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -23,12 +23,20 @@ from controlplane.application.ports import (
     Appended,
     EventMeta,
     Head,
+    IntegrityError,
     KeyUsed,
     RecordedEvent,
     StoredResponse,
 )
+from controlplane.domain.decider import Event
 from controlplane.domain.errors import VersionConflict
-from controlplane.domain.event_types import decode, encode, schema_version, type_of
+from controlplane.domain.event_types import (
+    UnknownEvent,
+    decode,
+    encode,
+    schema_version,
+    type_of,
+)
 
 KEY_SECONDS = 24 * 3600.0
 
@@ -47,14 +55,19 @@ class Prepared:
 
 
 def prepare(append: Append) -> Prepared:
-    """Encode; raises here, in the caller, for what could not be stored (a lone surrogate, say)."""
+    """Encode; raises ValueError here, in the caller, for what could not be stored or read again.
+
+    A lone surrogate cannot be stored. NaN can, as null, and would stop every reader for ever.
+    """
     msgspec.json.encode((append.stream, append.meta, append.idempotency))
-    kinds = [type_of(event) for event in append.events]
-    bodies = (
-        (kind, schema_version(kind), encode(event))
-        for kind, event in zip(kinds, append.events, strict=True)
-    )
-    return Prepared(append, tuple(bodies))
+    return Prepared(append, tuple([_body(event) for event in append.events]))
+
+
+def _body(event: Event) -> tuple[str, int, bytes]:
+    kind = type_of(event)
+    schema, data = schema_version(kind), encode(event)
+    decode(kind, schema, data)
+    return kind, schema, data
 
 
 @dataclass(slots=True)
@@ -122,10 +135,28 @@ def _keep_response(append: Append, batch: Batch, position: int) -> None:
         )
 
 
-def recorded_event(row: Row) -> RecordedEvent:
-    """A stored row as readers see it; the event is decoded from its bytes, in every store."""
+def recorded_events(rows: Iterable[Row]) -> list[RecordedEvent]:
+    """Stored rows as readers see them, up to the first that cannot be read.
+
+    If that is the very first, its error is raised: IntegrityError for damage, UnknownEvent for a
+    type of the future. So a reader gets all that is good before it has to stop.
+    """
+    read: list[RecordedEvent] = []
+    try:
+        for row in rows:
+            read.append(_recorded_event(row))
+    except (IntegrityError, UnknownEvent):
+        if not read:
+            raise
+    return read
+
+
+def _recorded_event(row: Row) -> RecordedEvent:
     position, stream, version, event_id, kind, schema, data, *about, recorded_at, digest = row
-    event = decode(kind, schema, data)
+    try:
+        event = decode(kind, schema, data)
+    except ValueError as error:  # not JSON, not UTF-8, or not of this type
+        raise IntegrityError(position, "the stored data cannot be decoded") from error
     meta = _meta(*about)
     return RecordedEvent(
         position, stream, version, event_id, kind, schema, data, meta, recorded_at, digest, event

@@ -108,6 +108,8 @@ def _joined(rows: Rows, event: domain.NodeJoined, recorded: Recorded) -> None:
     rows.put(node)
     if old is not None and old.boot_id != event.boot_id:
         _forget_observed(rows, event.node_id, event.at)
+    else:
+        _sum_up_again(rows, event.node_id, event.at)
 
 
 def _change(rows: Rows, event: domain.NodeEvent, recorded: Recorded, **fields: object) -> None:
@@ -122,8 +124,7 @@ def _suspected(rows: Rows, event: domain.NodeSuspected, recorded: Recorded) -> N
 
 def _recovered(rows: Rows, event: domain.NodeRecovered, recorded: Recorded) -> None:
     _change(rows, event, recorded, status="ready", boot_id=event.boot_id)
-    for replica in rows.find(Replica, node_id=event.node_id):
-        _put_replica(rows, replica, event.at)
+    _sum_up_again(rows, event.node_id, event.at)
 
 
 def _lost(rows: Rows, event: domain.NodeLost, recorded: Recorded) -> None:
@@ -151,6 +152,12 @@ def _forget_observed(rows: Rows, node_id: str, at: float) -> None:
     """The node went or started anew: nothing that it reported before holds any more."""
     for replica in rows.find(Replica, node_id=node_id):
         _put_replica(rows, replace(replica, observed=None), at)
+
+
+def _sum_up_again(rows: Rows, node_id: str, at: float) -> None:
+    """The node's status changed, and with it the state of what it runs."""
+    for replica in rows.find(Replica, node_id=node_id):
+        _put_replica(rows, replica, at)
 
 
 # --- what nodes report ------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from controlplane.adapters.eventstore.group import GroupCommit
 from controlplane.adapters.eventstore.session import (
@@ -22,7 +23,7 @@ from controlplane.adapters.eventstore.session import (
     Session,
     open_session,
 )
-from controlplane.application.chain import GENESIS, follow
+from controlplane.application.chain import GENESIS, follow_columns
 from controlplane.application.ports import (
     Append,
     Appended,
@@ -40,7 +41,7 @@ from controlplane.application.sequencer import (
     Outcome,
     Prepared,
     prepare,
-    recorded_event,
+    recorded_events,
     sequence,
 )
 from controlplane.domain.decider import Event
@@ -81,28 +82,30 @@ class DjangoEventStore:
 
     def read_stream(self, stream: str, after_version: int = 0) -> list[RecordedEvent]:
         with self._readers.session() as session:
-            return [recorded_event(row) for row in session.fetch(_STREAM, (stream, after_version))]
+            return recorded_events(session.fetch(_STREAM, (stream, after_version)))
 
     def replay(self, stream: str, after_version: int = 0) -> list[Event]:
         with self._readers.session() as session:
             return [decode(*row) for row in session.fetch(_REPLAY, (stream, after_version))]
 
     def read_all(self, after: int, limit: int, upto: int | None = None) -> list[RecordedEvent]:
-        bounds = (after, _END if upto is None else upto, limit)
-        with self._readers.session() as session:
-            return [recorded_event(row) for row in session.fetch(_ALL, bounds)]
+        return recorded_events(self._rows(after, limit, _END if upto is None else upto))
 
     def verify(self, after: int = 0) -> Head:
         """Recompute the chain from ``after`` (whose own hash is believed) to the head."""
         last = self.head()
         seen = self._believed(after)
-        while events := self.read_all(seen.position, VERIFY_BATCH, last.position):
-            seen = follow(seen, events)
+        while rows := self._rows(seen.position, VERIFY_BATCH, last.position):
+            seen = follow_columns(seen, ((row[:13], row[13]) for row in rows))
         if seen.position != last.position:
             raise IntegrityError(seen.position + 1, f"missing: the head is at {last.position}")
         if seen.hash != last.hash:
             raise IntegrityError(seen.position, "the head row holds another hash")
         return seen
+
+    def _rows(self, after: int, limit: int, upto: int) -> list[Any]:
+        with self._readers.session() as session:
+            return session.fetch(_ALL, (after, upto, limit))
 
     def _believed(self, position: int) -> Head:
         if position == 0:

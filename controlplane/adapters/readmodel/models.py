@@ -1,0 +1,179 @@
+"""The read model's tables: one model for each row class of ``controlplane.projections``.
+
+Fields have the rows' names. Only the projector writes here; everybody else reads. No foreign keys:
+rows come in the order of the log, and a reader joins by id.
+"""
+
+from django.db import models
+
+
+class Tenant(models.Model):
+    tenant_id = models.TextField(primary_key=True)
+    name = models.TextField()
+    tier = models.TextField()
+    created_at = models.FloatField()
+    version = models.BigIntegerField()
+    suspended = models.BooleanField()
+    suspended_reason = models.TextField()
+    budget_tokens = models.BigIntegerField(null=True)
+    budget_period = models.TextField()
+    num_keys = models.IntegerField()
+
+
+class ApiKey(models.Model):
+    key_id = models.TextField(primary_key=True)
+    tenant_id = models.TextField(db_index=True)
+    name = models.TextField()
+    last4 = models.TextField()
+    scopes = models.JSONField()
+    expires_at = models.FloatField(null=True)
+    created_at = models.FloatField()
+    revoked = models.BooleanField()
+    revoked_at = models.FloatField(null=True)
+
+
+class Model(models.Model):
+    name = models.TextField(primary_key=True)
+    created_at = models.FloatField()
+    version = models.BigIntegerField()
+    default_version = models.TextField(null=True)
+    chosen_default = models.TextField()
+    aliases = models.JSONField()
+    access = models.JSONField()
+
+
+class Version(models.Model):
+    version_id = models.TextField(primary_key=True)
+    model = models.TextField(db_index=True)
+    version = models.TextField()
+    source = models.TextField()
+    format = models.TextField()
+    sha256 = models.TextField()
+    gpu_memory = models.BigIntegerField()
+    tensor_parallel = models.IntegerField()
+    max_batch = models.IntegerField()
+    max_prompt_tokens = models.IntegerField()
+    max_output_tokens = models.IntegerField()
+    quantization = models.TextField()
+    kv_cache_dtype = models.TextField()
+    priority = models.TextField()
+    min_replicas = models.IntegerField()
+    max_replicas = models.IntegerField()
+    policy = models.TextField()
+    colocation = models.JSONField()
+    draft_model = models.TextField()
+    created_at = models.FloatField()
+    added_at_position = models.BigIntegerField()
+    retired = models.BooleanField()
+    status = models.TextField()
+    ready_replicas = models.IntegerField()
+    desired_replicas = models.IntegerField()
+    reason = models.TextField()
+
+
+class Alias(models.Model):
+    alias = models.TextField(primary_key=True)
+    model = models.TextField(db_index=True)
+    created_at = models.FloatField()
+
+
+class Route(models.Model):
+    name = models.TextField(primary_key=True)
+    arms = models.JSONField()
+    sticky = models.BooleanField()
+    created_at = models.FloatField()
+    updated_at = models.FloatField()
+    version = models.BigIntegerField()
+
+
+class Node(models.Model):
+    node_id = models.TextField(primary_key=True)
+    status = models.TextField()
+    zone = models.TextField()
+    boot_id = models.TextField()
+    devices = models.JSONField()
+    joined_at = models.FloatField()
+    last_seen = models.FloatField()
+    version = models.BigIntegerField()
+    draining = models.BooleanField()
+    drain_reason = models.TextField()
+    acked_generation = models.BigIntegerField()
+    desired_generation = models.BigIntegerField()
+
+
+class Replica(models.Model):
+    replica_id = models.TextField(primary_key=True)
+    version_id = models.TextField(db_index=True)
+    node_id = models.TextField(db_index=True)
+    device_index = models.IntegerField()
+    memory_bytes = models.BigIntegerField()
+    desired = models.BooleanField()
+    generation = models.BigIntegerField()
+    decision_id = models.TextField()
+    since = models.FloatField()
+    state = models.TextField()
+    reason = models.TextField()
+    acked = models.BooleanField()
+    observed = models.TextField(null=True)
+    weights_bytes = models.BigIntegerField()
+    kv_bytes = models.BigIntegerField()
+    peak_bytes = models.BigIntegerField()
+    load_seconds = models.FloatField()
+    sha256 = models.TextField()
+
+
+class LoadFailure(models.Model):
+    key = models.TextField(primary_key=True)
+    node_id = models.TextField()
+    version_id = models.TextField()
+    code = models.TextField()
+    detail = models.TextField()
+    num_failures = models.IntegerField()
+    at = models.FloatField()
+
+
+class Unplaced(models.Model):
+    version_id = models.TextField(primary_key=True)
+    num_missing = models.IntegerField()
+    code = models.TextField()
+    reason = models.TextField()
+    rejections = models.JSONField()
+    decision_id = models.TextField()
+
+
+class Decision(models.Model):
+    decision_id = models.TextField(primary_key=True)
+    generation = models.BigIntegerField()
+    position = models.BigIntegerField(unique=True)
+    planned_from = models.BigIntegerField()
+    at = models.FloatField()
+    actor = models.TextField()
+    started = models.JSONField()
+    stopped = models.JSONField()
+    unplaced = models.JSONField()
+
+
+class AuditEntry(models.Model):
+    position = models.BigIntegerField(primary_key=True)
+    at = models.FloatField()
+    actor = models.TextField(db_index=True)
+    address = models.TextField()
+    action = models.TextField(db_index=True)
+    target = models.TextField(db_index=True)
+    outcome = models.TextField()
+    code = models.TextField()
+    reason = models.TextField()
+    correlation_id = models.TextField()
+
+
+class Checkpoint(models.Model):
+    """One row: how far the log has been projected, and by which versions of the projections.
+
+    ``rebuilds`` counts, so that a projector notices that its rows in memory are of an older build.
+    """
+
+    id = models.IntegerField(primary_key=True)
+    position = models.BigIntegerField()
+    hash = models.BinaryField()
+    rebuilds = models.IntegerField()
+    projections = models.TextField()

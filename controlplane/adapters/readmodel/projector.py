@@ -1,0 +1,205 @@
+"""Projects the log into the read model's tables: changed rows and checkpoint in one transaction.
+
+All rows that handlers read are kept in memory, so that a batch of a thousand events costs the
+database one write for each row that is different in the end. Several projectors may run: each
+moves the checkpoint from where it left it, and whoever finds it moved reads the rows again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections, transaction
+
+from controlplane.adapters.readmodel.codec import Codec
+from controlplane.application.chain import GENESIS, follow
+from controlplane.application.ports import EventStore, Head, IntegrityError, RecordedEvent
+from controlplane.projections.base import Row
+from controlplane.projections.fold import ALL, Folder, fingerprint, state_hash, tables
+from controlplane.projections.memory import MemoryRows
+
+BATCH = 1_000
+CODECS = {table: Codec(table) for table in tables()}
+
+_READ_CHECKPOINT = "SELECT position, hash, rebuilds, projections FROM readmodel_checkpoint"
+_FIRST_CHECKPOINT = (
+    "INSERT INTO readmodel_checkpoint (id, position, hash, rebuilds, projections)"
+    " VALUES (1, 0, %s, 0, %s) ON CONFLICT DO NOTHING"
+)
+_MOVE_CHECKPOINT = (
+    "UPDATE readmodel_checkpoint SET position = %s, hash = %s"
+    " WHERE id = 1 AND position = %s AND rebuilds = %s"
+)
+_RESET_CHECKPOINT = (
+    "UPDATE readmodel_checkpoint SET position = %s, hash = %s, projections = %s,"
+    " rebuilds = rebuilds + 1"
+)
+_LOCK_CHECKPOINT = "UPDATE readmodel_checkpoint SET position = position"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    head: Head
+    rebuilds: int
+    projections: str
+
+
+class Superseded(Exception):
+    """Another projector, or a rebuild, moved the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The read model's state hash (hex) at ``position`` as it was and as folded anew.
+
+    ``live`` is empty if the rows were of other versions of the projections, not to be compared.
+    """
+
+    position: int
+    live: str
+    rebuilt: str
+
+
+class Projector:
+    """For one thread at a time. ``alias`` names a database of Django's settings."""
+
+    def __init__(self, store: EventStore, alias: str = "default") -> None:
+        self._store, self._alias = store, alias
+        self._rows: MemoryRows | None = None
+        self._at = Checkpoint(GENESIS, 0, "")
+
+    def catch_up(self, limit: int = BATCH) -> int:
+        """Project at most ``limit`` events in one transaction; the position reached.
+
+        Raises IntegrityError at a broken link of the chain, once all before it is projected, and
+        UnknownEvent, StoreUnavailable or Django's DatabaseError; then the tables are unchanged.
+        """
+        rows = self._rows or self._load()
+        events = self._store.read_all(self._at.head.position, limit)
+        if not events:
+            return self._at.head.position
+        self._rows = None  # until this batch is saved, what is in memory is ahead of the tables
+        events, reached = _good(self._at.head, events)
+        folder = Folder(rows, ALL)
+        for recorded in events:
+            folder.apply(recorded)
+        try:
+            self._save(rows, reached)
+        except Superseded:
+            return self.catch_up(limit)
+        self._rows = rows
+        return reached.position
+
+    def catch_up_all(self) -> int:
+        """Project to the end of the log."""
+        position = -1
+        while position != (position := self.catch_up()):
+            pass
+        return position
+
+    def rebuild(self) -> Rebuilt:
+        """Fold the log from its beginning, put the result in place, compare it with what was there.
+
+        Folding locks nothing; only the exchange of the rows is done under the checkpoint's lock.
+        """
+        folder = Folder(rows := MemoryRows(), ALL)
+        head = self._fold(folder, GENESIS, self._read_checkpoint().head.position)
+        with transaction.atomic(self._alias):
+            self._execute(_LOCK_CHECKPOINT)
+            at = self._read_checkpoint()
+            head = self._fold(folder, head, at.head.position)
+            live = self._state_hash() if at.projections == fingerprint() else ""
+            self._replace_rows(rows.take_changes())
+            self._execute(_RESET_CHECKPOINT, (head.position, head.hash, fingerprint()))
+            rebuilt = self._state_hash()
+        self._rows = None
+        return Rebuilt(head.position, live, rebuilt)
+
+    def _fold(self, folder: Folder, head: Head, upto: int) -> Head:
+        while events := self._store.read_all(head.position, BATCH, upto):
+            head = follow(head, events)
+            for recorded in events:
+                folder.apply(recorded)
+        return head
+
+    # --- tables -------------------------------------------------------------------------------
+    def _load(self) -> MemoryRows:
+        """The checkpoint and all rows that handlers read; rebuilt if other projections made them.
+
+        In one transaction, so that the rows are those of the checkpoint.
+        """
+        if self._read_checkpoint().projections != fingerprint():
+            self.rebuild()
+        with transaction.atomic(self._alias):
+            at = self._read_checkpoint()
+            rows = MemoryRows()
+            rows.load(self._stored_rows([table for table in CODECS if not table.history]))
+        self._at = at
+        return rows
+
+    def _read_checkpoint(self) -> Checkpoint:
+        found = self._fetch(_READ_CHECKPOINT)
+        if not found:
+            self._execute(_FIRST_CHECKPOINT, (GENESIS.hash, fingerprint()))
+            found = self._fetch(_READ_CHECKPOINT)
+        position, digest, rebuilds, projections = found[0]
+        return Checkpoint(Head(position, bytes(digest)), rebuilds, projections)
+
+    def _save(self, rows: MemoryRows, reached: Head) -> None:
+        before = self._at
+        with transaction.atomic(self._alias), connections[self._alias].cursor() as cursor:
+            move = (reached.position, reached.hash, before.head.position, before.rebuilds)
+            cursor.execute(_MOVE_CHECKPOINT, move)
+            if cursor.rowcount != 1:
+                raise Superseded
+            _write(cursor, rows.take_changes())
+        rows.forget_history()
+        self._at = Checkpoint(reached, before.rebuilds, before.projections)
+
+    def _replace_rows(self, changes: Sequence[Any]) -> None:
+        with connections[self._alias].cursor() as cursor:
+            for codec in CODECS.values():
+                cursor.execute(codec.delete_all)
+            _write(cursor, changes)
+
+    def _state_hash(self) -> str:
+        rows = MemoryRows()
+        rows.load(self._stored_rows(list(CODECS)))
+        return state_hash(rows)
+
+    def _stored_rows(self, wanted: Sequence[type[Row]]) -> Iterable[Row]:
+        for table in wanted:
+            codec = CODECS[table]
+            yield from map(codec.decode, self._fetch(codec.select))
+
+    def _fetch(self, sql: str) -> list[tuple[Any, ...]]:
+        with connections[self._alias].cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall()
+
+    def _execute(self, sql: str, params: Sequence[Any] = ()) -> None:
+        with connections[self._alias].cursor() as cursor:
+            cursor.execute(sql, params)
+
+
+def _good(head: Head, events: list[RecordedEvent]) -> tuple[list[RecordedEvent], Head]:
+    """The events before the first broken link, and the head after them; raises if none are."""
+    try:
+        return events, follow(head, events)
+    except IntegrityError as error:
+        good = events[: error.position - head.position - 1]
+        if not good:
+            raise
+        return good, follow(head, good)
+
+
+def _write(cursor: Any, changes: Sequence[tuple[type[Row], Any, Row | None]]) -> None:
+    """Bring the tables to the rows: one statement for each table and kind of change."""
+    for table, codec in CODECS.items():
+        mine = [(key, row) for changed, key, row in changes if changed is table]
+        gone = [(key,) for key, row in mine if row is None]
+        put = [codec.encode(row) for _, row in mine if row is not None]
+        if gone:
+            cursor.executemany(codec.delete, gone)
+        if put:
+            cursor.executemany(codec.upsert, put)

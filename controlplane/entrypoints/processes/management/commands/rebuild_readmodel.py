@@ -1,0 +1,26 @@
+"""``manage.py rebuild_readmodel``: fold the log anew, compare the result, put it in place."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from controlplane import bootstrap
+from controlplane.application.ports import IntegrityError, StoreUnavailable
+from controlplane.domain.event_types import UnknownEvent
+
+
+class Command(BaseCommand):
+    help = "Rebuild the read model from the log; fails if it differs from the one kept until now."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            result = bootstrap.projector().rebuild()
+        except (IntegrityError, StoreUnavailable, UnknownEvent) as error:
+            raise CommandError(f"The log cannot be read: {error}") from error
+        self.stdout.write(f"position {result.position}")
+        self.stdout.write(f"live     {result.live or '(made by other projections)'}")
+        self.stdout.write(f"rebuilt  {result.rebuilt}")
+        if result.live and result.live != result.rebuilt:
+            raise CommandError(
+                "They differ: the read model was wrong. The rebuilt one is in place."
+            )

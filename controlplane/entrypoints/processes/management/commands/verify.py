@@ -1,0 +1,22 @@
+"""``manage.py verify``: recompute the hash chain of the whole log."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from controlplane import bootstrap
+from controlplane.application.ports import IntegrityError, StoreUnavailable
+
+
+class Command(BaseCommand):
+    help = "Verify the log's hash chain; names the first bad position."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--after", type=int, default=0, help="Believe the log up to here.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            head = bootstrap.event_store().verify(options["after"])
+        except (IntegrityError, StoreUnavailable) as error:
+            raise CommandError(f"Not intact: {error}") from error
+        self.stdout.write(f"Intact up to position {head.position}, hash {head.hash.hex()}")

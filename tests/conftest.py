@@ -1,0 +1,102 @@
+"""Settings for every test: nothing is written into the working tree, and each test that asks for
+``database`` has one of its own.
+
+``database`` (SQLite, migrated, a file of this test alone) suits everything that uses the event
+store, which has connections and threads of its own. ``@pytest.mark.django_db`` works too, with a
+file shared by the run.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_DATA_DIR = Path(tempfile.mkdtemp(prefix="engine-tests-"))
+os.environ["ENGINE_DATA_DIR"] = str(_DATA_DIR)
+
+
+def pytest_configure() -> None:
+    """pytest-django has read the settings before this file: move what they hold."""
+    from django.conf import settings
+
+    settings.DATA_DIR = _DATA_DIR
+    settings.DATABASES["default"]["NAME"] = str(_DATA_DIR / "engine.sqlite3")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_DATA_DIR, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings() -> None:
+    """A file, since the event store's own connections could not share a database in memory."""
+    from django.conf import settings
+
+    settings.DATABASES["default"].setdefault("TEST", {})["NAME"] = str(_DATA_DIR / "test.sqlite3")
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker) -> None:  # type: ignore[no-untyped-def]
+    """Without the triggers that keep events for ever, so that tests can be cleaned up after.
+
+    ``tests/contracts`` proves the triggers on databases of its own.
+    """
+    from django.db import connection
+
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"DROP TRIGGER {name}")
+
+
+@contextmanager
+def pointed_at(path: Path) -> Iterator[None]:
+    """Django's default database is the SQLite file at ``path`` for this thread and later ones."""
+    from django.db import connections
+
+    wrapper = connections["default"]
+    before = wrapper.settings_dict["NAME"]
+    wrapper.close()
+    wrapper.settings_dict["NAME"] = str(path)
+    try:
+        yield
+    finally:
+        wrapper.close()
+        wrapper.settings_dict["NAME"] = before
+
+
+@pytest.fixture(scope="session")
+def migrated_file(django_db_blocker) -> Path:  # type: ignore[no-untyped-def]
+    """A migrated SQLite database with nothing in it, to be copied."""
+    from django.core.management import call_command
+    from django.db import connections
+
+    path = _DATA_DIR / "migrated.sqlite3"
+    with django_db_blocker.unblock(), pointed_at(path):
+        call_command("migrate", verbosity=0)
+        connections["default"].cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path
+
+
+@pytest.fixture
+def database(migrated_file: Path, tmp_path: Path, django_db_blocker) -> Iterator[Path]:  # type: ignore[no-untyped-def]
+    """Django's default database is a fresh file for this test; its path."""
+    path = tmp_path / "engine.sqlite3"
+    shutil.copy(migrated_file, path)
+    with django_db_blocker.unblock(), pointed_at(path):
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def fresh_bootstrap() -> Iterator[None]:
+    """What ``bootstrap`` made for one test is not there in the next, whose database is another."""
+    yield
+    made = sys.modules.get("controlplane.bootstrap")
+    for part in vars(made).values() if made else ():
+        if hasattr(part, "cache_clear"):
+            part.cache_clear()
