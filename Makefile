@@ -7,7 +7,7 @@ NODE_MAJOR := $(shell node --version 2>/dev/null | sed 's/^v\([0-9]*\).*/\1/')
 HAS_NODE := $(shell [ "0$(NODE_MAJOR)" -ge 20 ] && command -v npm)
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 NPM := npm --prefix frontend --no-audit --no-fund --loglevel=error
 FRONTEND_SOURCES := $(shell find frontend -path '*/node_modules' -prune -o -path frontend/dist -prune -o \
 	-path frontend/test -prune -o -type f -print 2>/dev/null)
