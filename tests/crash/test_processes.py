@@ -126,7 +126,7 @@ def write(product: Product, history: History, number: int, killed: threading.Eve
         name = f"crash-{number}-{count}"
         try:
             headers = {"Idempotency-Key": name}
-            body = {"tenant_id": name, "name": name}
+            body = {"name": name}
             answer = product.admin("POST", "tenants/", json=body, headers=headers)
             if answer.status_code == 201:
                 history.tenants_ok.append(name)

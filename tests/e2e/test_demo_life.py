@@ -27,7 +27,7 @@ def test_a_whole_life(tmp_path):
         assert stat.S_IMODE(product.ready_file.stat().st_mode) == 0o600
         assert set(first["pids"]) == {"nats", "web", "gateway", "controller", "gpuagent-1"}
         assert_refused(product)
-        product.post("tenants/", {"tenant_id": "kept", "name": "kept"})
+        product.post("tenants/", {"name": "kept"})
         family = product.family()
         assert len(family) >= 6
         assert product.stop() <= 10.0
@@ -40,7 +40,7 @@ def test_a_whole_life(tmp_path):
             k: v for k, v in first.items() if k != "pids"
         }
         created = [e["data"]["tenant_id"] for e in product.results("events/?type=TenantCreated")]
-        assert sorted(created) == ["demo", "kept"]
+        assert sorted(created) == ["demo", "kept", "operators"]
         assert list(product.results("events/?type=CommandRefused")) == []
         added = list(product.results("events/?type=ModelVersionAdded"))
         assert [event["actor"] for event in added] == ["system:demo"]

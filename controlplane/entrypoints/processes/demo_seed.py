@@ -1,4 +1,4 @@
-"""What a first start leaves in the log: an administrator, a tenant with two keys, one model.
+"""What a first start leaves in the log: an administrator, two tenants with a key each, a model.
 
 Safe to run at every start: each thing is made only where it is missing, so whatever a person
 changed since (a new password, a retired version, a deleted tenant) stays changed. The secrets are
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 
 from controlplane.adapters.access import keys, tokens, users
@@ -68,9 +69,11 @@ class Seeder:
         if not User.objects.filter(username=ADMIN).exists():
             users.save_user(ADMIN, kept.admin_password, "admin")
         now = self._now()
-        self._first(tenant.DECIDER, TENANT, tenant.CreateTenant(TENANT, TENANT, "premium", now))
-        self._key(kept.api_key, "playground", ("inference",))
-        self._key(kept.admin_token, "admin", ("inference", "admin:read", "admin:write"))
+        operators = TenantId(settings.OPERATOR_TENANT)  # whose admin keys act for the whole fleet
+        for each in (TENANT, operators):
+            self._first(tenant.DECIDER, each, tenant.CreateTenant(each, each, "premium", now))
+        self._key(TENANT, kept.api_key, "demo", ("inference",))
+        self._key(operators, kept.admin_token, "demo", ("admin:read", "admin:write"))
         self._first(
             model.DECIDER, name, model.RegisterModel(name, now), model.AddVersion(name, spec, now)
         )
@@ -84,15 +87,15 @@ class Seeder:
             for command in commands:
                 self._handler.handle(decider, stream, command, META)
 
-    def _key(self, full: str, name: str, scopes: tuple[str, ...]) -> None:
+    def _key(self, owner: TenantId, full: str, name: str, scopes: tuple[str, ...]) -> None:
         key_id, secret = tokens.split_key(full) or ("", "")
         if ApiKeySecret.objects.filter(key_id=key_id).exists():
             return
-        keys.store_key(key_id, secret, TENANT, scopes, None)
+        keys.store_key(key_id, secret, owner, scopes, None)
         command = tenant.IssueApiKey(
-            TENANT, KeyId(key_id), name, secret[-4:], scopes, None, self._now()
+            owner, KeyId(key_id), name, secret[-4:], scopes, None, self._now()
         )
-        self._handler.handle(tenant.DECIDER, f"tenant-{TENANT}", command, META)
+        self._handler.handle(tenant.DECIDER, f"tenant-{owner}", command, META)
 
     def _secrets(self) -> Secrets:
         if self._file.exists():
