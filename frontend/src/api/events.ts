@@ -1,0 +1,74 @@
+import {
+  type InfiniteData,
+  infiniteQueryOptions,
+  type QueryClient,
+  queryOptions,
+} from "@tanstack/react-query";
+import { body, client } from "./client";
+import { nextQuery } from "./pages";
+import type { LogEvent, Page } from "./types";
+
+export interface EventFilters {
+  stream?: string;
+  type?: string;
+  actor?: string;
+}
+
+type Cursor = Record<string, string | number> | null;
+type EventPages = InfiniteData<Page<LogEvent>, Cursor>;
+
+const LIMIT = 100;
+const KEPT = 5_000;
+
+/** The log, newest first, page by page. */
+export function eventsQuery(filters: EventFilters) {
+  return infiniteQueryOptions({
+    queryKey: ["events", present(filters)],
+    initialPageParam: null as Cursor,
+    queryFn: ({ pageParam }): Promise<Page<LogEvent>> => {
+      const query = pageParam ?? { ...present(filters), order: "desc", limit: LIMIT };
+      return body(client.GET("/api/v1/events/", { params: { query } }));
+    },
+    getNextPageParam: (page): Cursor => nextQuery(page.next),
+    staleTime: Number.POSITIVE_INFINITY, // the live link keeps it current
+  });
+}
+
+function present(filters: EventFilters): Record<string, string> {
+  const given = Object.entries(filters).filter(([, value]) => value);
+  return Object.fromEntries(given) as Record<string, string>;
+}
+
+export function matches(event: LogEvent, filters: EventFilters): boolean {
+  if (filters.stream && event.stream !== filters.stream) return false;
+  if (filters.type && event.type !== filters.type) return false;
+  return !filters.actor || event.actor === filters.actor;
+}
+
+/** Put a live event on top of every cached event list whose filters it passes. */
+export function prependEvent(queries: QueryClient, event: LogEvent): void {
+  for (const [key, data] of queries.getQueriesData<EventPages>({ queryKey: ["events"] })) {
+    if (!data || !matches(event, (key[1] ?? {}) as EventFilters)) continue;
+    queries.setQueryData(key, withEvent(data, event));
+  }
+}
+
+export function withEvent(data: EventPages, event: LogEvent): EventPages {
+  const [first, ...rest] = data.pages;
+  if (!first || (first.results[0]?.position ?? 0) >= event.position) return data;
+  const results = [event, ...first.results].slice(0, KEPT);
+  return { ...data, pages: [{ ...first, results }, ...rest] };
+}
+
+/** One event by its position; null if the log has none there. */
+export function eventQuery(position: number) {
+  const query = { after: position - 1, limit: 1 };
+  return queryOptions({
+    queryKey: ["event", position],
+    queryFn: async (): Promise<LogEvent | null> => {
+      const page: Page<LogEvent> = await body(client.GET("/api/v1/events/", { params: { query } }));
+      return page.results[0] ?? null;
+    },
+    staleTime: Number.POSITIVE_INFINITY, // an event never changes
+  });
+}

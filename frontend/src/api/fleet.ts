@@ -1,0 +1,39 @@
+import { queryOptions } from "@tanstack/react-query";
+import { body, client, idempotencyKey } from "./client";
+import { allRows } from "./pages";
+
+export const nodesQuery = queryOptions({
+  queryKey: ["nodes"],
+  queryFn: () => allRows((query) => body(client.GET("/api/v1/nodes/", { params: { query } }))),
+});
+
+export const placementsQuery = queryOptions({
+  queryKey: ["placements"],
+  queryFn: () => allRows((query) => body(client.GET("/api/v1/placements/", { params: { query } }))),
+});
+
+export const statusQuery = queryOptions({
+  queryKey: ["status"],
+  queryFn: () => body(client.GET("/api/v1/status/")),
+  refetchInterval: 5_000,
+});
+
+export function drainNode(node_id: string, reason: string) {
+  return body(
+    client.POST("/api/v1/nodes/{node_id}/drain/", {
+      params: { path: { node_id } },
+      body: { reason },
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
+export function undrainNode(node_id: string, reason: string) {
+  return body(
+    client.POST("/api/v1/nodes/{node_id}/undrain/", {
+      params: { path: { node_id } },
+      body: { reason },
+      headers: idempotencyKey(),
+    }),
+  );
+}

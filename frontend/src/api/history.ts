@@ -1,0 +1,52 @@
+/** What was decided and what was served: placement decisions and the request ledger. */
+import { infiniteQueryOptions, queryOptions } from "@tanstack/react-query";
+import { body, client } from "./client";
+import { nextQuery } from "./pages";
+import type { Decision, Page, RequestRecord } from "./types";
+
+type Cursor = Record<string, string | number> | null;
+
+export const decisionsQuery = infiniteQueryOptions({
+  queryKey: ["decisions"],
+  initialPageParam: null as Cursor,
+  queryFn: ({ pageParam }): Promise<Page<Decision>> =>
+    body(client.GET("/api/v1/decisions/", { params: { query: pageParam ?? { limit: 50 } } })),
+  getNextPageParam: (page): Cursor => nextQuery(page.next),
+});
+
+export function decisionQuery(decision_id: string) {
+  const params = { path: { decision_id } };
+  return queryOptions({
+    queryKey: ["decisions", decision_id],
+    queryFn: () => body(client.GET("/api/v1/decisions/{decision_id}/", { params })),
+    staleTime: Number.POSITIVE_INFINITY, // a decision never changes
+  });
+}
+
+export interface RequestFilters {
+  request_id?: string;
+  tenant?: string;
+  model?: string;
+  outcome?: string;
+}
+
+export function requestsQuery(filters: RequestFilters) {
+  return infiniteQueryOptions({
+    queryKey: ["requests", filters],
+    initialPageParam: null as Cursor,
+    queryFn: ({ pageParam }): Promise<Page<RequestRecord>> => {
+      const query = pageParam ?? { ...filters, limit: 100 };
+      return body(client.GET("/api/v1/requests/", { params: { query } }));
+    },
+    getNextPageParam: (page): Cursor => nextQuery(page.next),
+    refetchInterval: 5_000, // the ledger is not part of the event log, so nothing pushes it
+  });
+}
+
+export function requestQuery(request_id: string) {
+  const params = { path: { request_id } };
+  return queryOptions({
+    queryKey: ["requests", "one", request_id],
+    queryFn: () => body(client.GET("/api/v1/requests/{request_id}/", { params })),
+  });
+}

@@ -1,0 +1,47 @@
+/** Which cached lists an event changes; the rest of the cache stays as it is. */
+import type { QueryClient } from "@tanstack/react-query";
+import { prependEvent } from "./events";
+import type { LogEvent } from "./types";
+
+const BY_CATEGORY: Record<string, string[]> = {
+  node: ["nodes", "placements", "models"],
+  placement: ["placements", "decisions", "nodes", "models"],
+  model: ["models", "routes"],
+  route: ["routes"],
+  tenant: ["tenants"],
+};
+
+const FLUSH_MS = 250;
+
+export function changedKeys(stream: string): string[] {
+  const category = stream.split("-", 1)[0] ?? "";
+  return BY_CATEGORY[category] ?? [];
+}
+
+/** Collects the keys of a burst of events and refetches each of them once. */
+export class Invalidator {
+  private pending = new Set<string>();
+  private timer: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(private readonly queries: QueryClient) {}
+
+  apply(event: LogEvent): void {
+    prependEvent(this.queries, event);
+    for (const key of changedKeys(event.stream)) this.pending.add(key);
+    this.timer ??= setTimeout(() => this.flush(), FLUSH_MS);
+  }
+
+  everything(): void {
+    void this.queries.invalidateQueries();
+  }
+
+  stop(): void {
+    clearTimeout(this.timer);
+  }
+
+  private flush(): void {
+    this.timer = undefined;
+    for (const key of this.pending) void this.queries.invalidateQueries({ queryKey: [key] });
+    this.pending.clear();
+  }
+}

@@ -1,0 +1,104 @@
+import { queryOptions } from "@tanstack/react-query";
+import { body, client, idempotencyKey, ifMatch, tagged } from "./client";
+import { allRows } from "./pages";
+import type { NewKey } from "./types";
+
+export const tenantsQuery = queryOptions({
+  queryKey: ["tenants"],
+  queryFn: () => allRows((query) => body(client.GET("/api/v1/tenants/", { params: { query } }))),
+});
+
+export function tenantQuery(tenant_id: string) {
+  const params = { path: { tenant_id } };
+  return queryOptions({
+    queryKey: ["tenants", tenant_id],
+    queryFn: () => tagged(client.GET("/api/v1/tenants/{tenant_id}/", { params })),
+  });
+}
+
+export function budgetQuery(tenant_id: string) {
+  const params = { path: { tenant_id } };
+  return queryOptions({
+    queryKey: ["tenants", tenant_id, "budget"],
+    queryFn: () => tagged(client.GET("/api/v1/tenants/{tenant_id}/budget/", { params })),
+  });
+}
+
+export function keysQuery(tenant_id: string) {
+  const path = { tenant_id };
+  return queryOptions({
+    queryKey: ["tenants", tenant_id, "keys"],
+    queryFn: () =>
+      allRows((query) =>
+        body(client.GET("/api/v1/tenants/{tenant_id}/keys/", { params: { path, query } })),
+      ),
+  });
+}
+
+export function createTenant(name: string, tier: string) {
+  return body(client.POST("/api/v1/tenants/", { body: { name, tier }, headers: idempotencyKey() }));
+}
+
+export function changeTier(tenant_id: string, tier: string, etag: string) {
+  return body(
+    client.PATCH("/api/v1/tenants/{tenant_id}/", {
+      params: { path: { tenant_id } },
+      body: { tier },
+      headers: { ...idempotencyKey(), ...ifMatch(etag) },
+    }),
+  );
+}
+
+export function suspendTenant(tenant_id: string, reason: string) {
+  return body(
+    client.POST("/api/v1/tenants/{tenant_id}/suspend/", {
+      params: { path: { tenant_id } },
+      body: { reason },
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
+export function resumeTenant(tenant_id: string, reason: string) {
+  return body(
+    client.POST("/api/v1/tenants/{tenant_id}/resume/", {
+      params: { path: { tenant_id } },
+      body: { reason },
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
+export function setBudget(tenant_id: string, tokens: number | null, period: string, etag: string) {
+  return body(
+    client.PUT("/api/v1/tenants/{tenant_id}/budget/", {
+      params: { path: { tenant_id } },
+      body: { tokens, period },
+      headers: { ...idempotencyKey(), ...ifMatch(etag) },
+    }),
+  );
+}
+
+/** The answer holds the secret, once; it is kept nowhere. */
+export function issueKey(tenant_id: string, key: NewKey) {
+  return body(
+    client.POST("/api/v1/tenants/{tenant_id}/keys/", {
+      params: { path: { tenant_id } },
+      body: key,
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
+export function revokeKey(tenant_id: string, key_id: string) {
+  return body(
+    client.DELETE("/api/v1/tenants/{tenant_id}/keys/{key_id}/", {
+      params: { path: { tenant_id, key_id } },
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
+export function issueTicket(tenant: string) {
+  return body(client.POST("/api/v1/tickets/", { body: { tenant } }));
+}

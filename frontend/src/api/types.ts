@@ -1,0 +1,38 @@
+/** The API's resources by the names the pages use; their shapes are generated from openapi.json. */
+import type { components } from "./schema";
+
+type Schemas = components["schemas"];
+
+export type Session = Schemas["Session"];
+export type Status = Schemas["Status"];
+export type Device = Schemas["Device"];
+export type Replica = Schemas["Replica"];
+export type Node = Schemas["Node"];
+export type Version = Schemas["Version"];
+export type NewVersion = Schemas["VersionOrderRequest"];
+export type Access = Schemas["Access"];
+export type Model = Schemas["Model"];
+export type Arm = Schemas["Arm"];
+export type Route = Schemas["Route"];
+export type RouteOrder = Schemas["RouteOrderRequest"];
+export type Tenant = Schemas["Tenant"];
+export type Budget = Schemas["Budget"];
+export type ApiKey = Schemas["Key"];
+export type NewKey = Schemas["KeyOrderRequest"];
+export type IssuedKey = Schemas["IssuedKey"];
+export type Candidate = Schemas["Candidate"];
+export type ScoreTerm = Schemas["ScoreTerm"];
+export type Rejection = Schemas["Rejection"];
+export type Started = Schemas["Started"];
+export type Stopped = Schemas["Stopped"];
+export type Unplaced = Schemas["Unplaced"];
+export type Decision = Schemas["Decision"];
+export type LogEvent = Schemas["Event"];
+export type RequestRecord = Schemas["Request"];
+export type Ticket = Schemas["Ticket"];
+
+export interface Page<T> {
+  next: string | null;
+  previous: string | null;
+  results: T[];
+}

@@ -1,0 +1,56 @@
+import { Drawer, Stack } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
+import { eventQuery } from "@/api/events";
+import type { LogEvent } from "@/api/types";
+import { Async } from "@/ui/Async";
+import { Facts } from "@/ui/Facts";
+import { absolute, integer } from "@/ui/format";
+import { Id } from "@/ui/Id";
+import { Json } from "@/ui/Json";
+import { RouterAnchor } from "@/ui/RouterAnchor";
+
+interface EventDrawerProps {
+  position: number | undefined;
+  known: LogEvent | undefined;
+  onClose: () => void;
+}
+
+/** The open event may not be among the loaded rows; then it is fetched by its position. */
+export function EventDrawer({ position, known, onClose }: EventDrawerProps) {
+  const wanted = position !== undefined && known === undefined;
+  const fetched = useQuery({ ...eventQuery(position ?? 0), enabled: wanted });
+  const event = known ?? fetched.data;
+  return (
+    <Drawer
+      opened={position !== undefined}
+      onClose={onClose}
+      title={`Event ${integer(position ?? 0)}`}
+    >
+      <Async query={fetched}>{event && <EventDetail event={event} />}</Async>
+    </Drawer>
+  );
+}
+
+function EventDetail({ event }: { event: LogEvent }) {
+  const stream = (
+    <RouterAnchor key="stream" to="/events" search={{ stream: event.stream }} className="mono">
+      {event.stream}
+    </RouterAnchor>
+  );
+  return (
+    <Stack gap="md">
+      <Facts
+        items={[
+          ["Type", event.type],
+          ["Stream", stream],
+          ["Version", integer(event.version)],
+          ["Actor", event.actor || "–"],
+          ["Reason", event.reason || "–"],
+          ["Recorded", absolute(event.recorded_at)],
+          ["Hash", <Id key="hash" value={event.hash} short={24} />],
+        ]}
+      />
+      <Json value={event.data} label="event data" />
+    </Stack>
+  );
+}

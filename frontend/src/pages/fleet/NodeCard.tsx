@@ -1,0 +1,63 @@
+import { Button } from "@mantine/core";
+import { useTelemetry } from "@/api/telemetry";
+import type { Node } from "@/api/types";
+import { plural } from "@/ui/format";
+import { Status } from "@/ui/Status";
+import { DeviceTile } from "./DeviceTile";
+import classes from "./Fleet.module.css";
+
+interface NodeCardProps {
+  node: Node;
+  colors: Map<string, string>;
+  writable: boolean;
+  onOpen: () => void;
+  onDrain: () => void;
+}
+
+export function NodeCard(props: NodeCardProps) {
+  const { node, colors } = props;
+  const telemetry = useTelemetry(node.node_id);
+  const load = (index: number) => telemetry?.devices.find((device) => device.index === index);
+  const on = (index: number) => node.replicas.filter((replica) => replica.device_index === index);
+  return (
+    <article
+      className={`${classes.node} ${node.status === "lost" ? classes.lost : ""}`}
+      aria-label={`Node ${node.node_id}`}
+    >
+      <NodeHead {...props} />
+      <div className={classes.devices}>
+        {node.devices.map((device) => (
+          <DeviceTile
+            key={device.index}
+            device={device}
+            replicas={on(device.index)}
+            load={load(device.index)}
+            colors={colors}
+          />
+        ))}
+      </div>
+    </article>
+  );
+}
+
+function NodeHead({ node, writable, onOpen, onDrain }: NodeCardProps) {
+  return (
+    <div className={classes.nodeHead}>
+      <button type="button" className={`mono ${classes.nodeName}`} onClick={onOpen}>
+        {node.node_id}
+      </button>
+      <Status value={node.status} />
+      {node.draining && <Status value="draining" />}
+      <span className={classes.soft}>
+        {node.zone && `${node.zone} · `}
+        {plural(node.devices.length, "device")} · {plural(node.replicas.length, "replica")}
+      </span>
+      <span className={classes.spacer} />
+      {writable && (
+        <Button variant="default" size="compact-xs" onClick={onDrain}>
+          {node.draining ? `Undrain` : `Drain`}
+        </Button>
+      )}
+    </div>
+  );
+}

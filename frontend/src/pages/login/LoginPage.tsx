@@ -1,0 +1,87 @@
+import { Button, PasswordInput, Stack, TextInput, Title } from "@mantine/core";
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { getRouteApi, useRouter } from "@tanstack/react-router";
+import { type FormEvent, useEffect, useState } from "react";
+import { logIn } from "@/api/session";
+import { Logo } from "@/ui/Logo";
+import { ProblemAlert } from "@/ui/ProblemAlert";
+import classes from "./LoginPage.module.css";
+
+const route = getRouteApi("/login");
+
+/** Where to go after: only a path of this site, never an address that a link brought along. */
+export function safeNext(next: string | undefined): string {
+  return next?.startsWith("/") && !next.startsWith("//") && !next.includes("\\") ? next : "/fleet";
+}
+
+function useLogIn(username: string, password: string) {
+  const { next } = route.useSearch();
+  const queries = useQueryClient();
+  const router = useRouter();
+  return useMutation({
+    mutationFn: () => logIn(username, password),
+    onSuccess: (session) => {
+      queries.clear();
+      queries.setQueryData(["session"], session);
+      router.history.push(safeNext(next));
+    },
+  });
+}
+
+export function LoginPage() {
+  useEffect(() => {
+    document.title = "Sign in · Engine";
+  }, []);
+  return (
+    <main className={classes.page}>
+      <div className={classes.card}>
+        <div className={classes.brand}>
+          <Logo size={22} />
+          <Title order={1}>Sign in to Engine</Title>
+        </div>
+        <LoginForm />
+        <p className={classes.hint}>
+          First start? The user is <span className="mono">admin</span>; its password is in{" "}
+          <span className="mono">initial_admin_password</span> in the data directory.
+        </p>
+      </div>
+    </main>
+  );
+}
+
+function LoginForm() {
+  const [username, setUsername] = useState("");
+  const [password, setPassword] = useState("");
+  const login = useLogIn(username, password);
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    login.mutate();
+  };
+  return (
+    <form onSubmit={submit}>
+      <Stack gap="sm">
+        <TextInput
+          label="Username"
+          autoComplete="username"
+          required
+          size="sm"
+          data-autofocus
+          value={username}
+          onChange={(event) => setUsername(event.currentTarget.value)}
+        />
+        <PasswordInput
+          label="Password"
+          autoComplete="current-password"
+          required
+          size="sm"
+          value={password}
+          onChange={(event) => setPassword(event.currentTarget.value)}
+        />
+        {login.isError && <ProblemAlert error={login.error} />}
+        <Button type="submit" size="sm" mt="xs" loading={login.isPending}>
+          Sign in
+        </Button>
+      </Stack>
+    </form>
+  );
+}

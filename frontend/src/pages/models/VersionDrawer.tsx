@@ -1,0 +1,102 @@
+import { Button, Drawer, Group } from "@mantine/core";
+import { useState } from "react";
+import { makeDefault, retireVersion } from "@/api/models";
+import type { Version } from "@/api/types";
+import { type Confirmation, ConfirmModal } from "@/ui/ConfirmModal";
+import { Facts } from "@/ui/Facts";
+import { bytes, integer } from "@/ui/format";
+import { Id } from "@/ui/Id";
+import { Status } from "@/ui/Status";
+import type { DetailProps } from "./ModelPage";
+import { ScaleModal } from "./ScaleModal";
+
+interface VersionDrawerProps extends DetailProps {
+  version: Version | undefined;
+  onClose: () => void;
+}
+
+export function VersionDrawer(props: VersionDrawerProps) {
+  const { version, onClose, writable } = props;
+  return (
+    <Drawer opened={version !== undefined} onClose={onClose} title={version?.version_id}>
+      {version && (
+        <>
+          {writable && !version.retired && <Orders {...props} version={version} />}
+          <Facts items={[...standing(version), ...specification(version)]} />
+        </>
+      )}
+    </Drawer>
+  );
+}
+
+function standing(version: Version): [string, React.ReactNode][] {
+  return [
+    ["Status", <Status key="status" value={version.status} />],
+    ["Reason", version.reason || "–"],
+    ["Replicas ready", `${version.ready_replicas} of ${version.desired_replicas}`],
+    ["Scales between", `${version.min_replicas} and ${version.max_replicas}`],
+  ];
+}
+
+function specification(version: Version): [string, React.ReactNode][] {
+  const { colocation } = version;
+  return [
+    ["Source", <Id key="source" value={version.source} />],
+    ["SHA-256", version.sha256 ? <Id key="sha" value={version.sha256} short={16} /> : "not pinned"],
+    ["Format", version.format],
+    ["Memory per device", bytes(version.gpu_memory)],
+    ["Tensor parallel", integer(version.tensor_parallel)],
+    ["Quantization", version.quantization],
+    ["KV cache type", version.kv_cache_dtype],
+    ["Batch, at most", integer(version.max_batch)],
+    ["Prompt tokens, at most", integer(version.max_prompt_tokens)],
+    ["Output tokens, at most", integer(version.max_output_tokens)],
+    ["Priority", version.priority],
+    ["Batching", version.policy],
+    ["Isolation", colocation.isolation],
+    ["Labels", colocation.labels?.join(", ") || "–"],
+    ["Beside", colocation.affinity?.join(", ") || "–"],
+    ["Never beside", colocation.anti_affinity?.join(", ") || "–"],
+    ["Draft model", version.draft_model || "–"],
+  ];
+}
+
+function Orders({ model, etag, version }: VersionDrawerProps & { version: Version }) {
+  const [scaling, setScaling] = useState(false);
+  const [ask, setAsk] = useState<Confirmation | null>(null);
+  const order = { name: model.name, version: version.version, etag };
+  const setDefault: Confirmation = {
+    title: `Make ${version.version} the default`,
+    text: `Requests for “${model.name}” without a version go to ${version.version_id} from now on.`,
+    label: "Make default",
+    done: `${version.version_id} is the default`,
+    touches: ["models"],
+    run: (reason) => makeDefault(order, reason),
+  };
+  const retire: Confirmation = {
+    title: `Retire ${version.version_id}`,
+    text: "Its replicas are stopped after their running requests, and it cannot be brought back.",
+    label: "Retire version",
+    done: `${version.version_id} is retired`,
+    touches: ["models"],
+    danger: true,
+    run: (reason) => retireVersion(order, reason),
+  };
+  return (
+    <Group gap="xs" mb="md">
+      <Button variant="default" onClick={() => setScaling(true)}>
+        Scale
+      </Button>
+      {model.default_version !== version.version && (
+        <Button variant="default" onClick={() => setAsk(setDefault)}>
+          Make default
+        </Button>
+      )}
+      <Button variant="light" color="red" onClick={() => setAsk(retire)}>
+        Retire
+      </Button>
+      <ScaleModal order={order} version={version} opened={scaling} onClose={setScaling} />
+      <ConfirmModal ask={ask} onClose={() => setAsk(null)} />
+    </Group>
+  );
+}

@@ -1,0 +1,20 @@
+import type { Model, Version } from "@/api/types";
+
+const RANK = ["failed", "unplaced", "loading", "ready", "retired"];
+
+export function liveVersions(model: Model): Version[] {
+  return model.versions.filter((version) => !version.retired);
+}
+
+/** The state most in need of attention among the model's live versions. */
+export function worstStatus(model: Model): string {
+  const states: string[] = liveVersions(model).map((version) => version.status);
+  if (states.length === 0) return model.versions.length > 0 ? "retired" : "no version";
+  return RANK.find((rank) => states.includes(rank)) ?? states[0] ?? "unknown";
+}
+
+export function replicaCounts(versions: Version[]): { ready: number; desired: number } {
+  const add = (field: "ready_replicas" | "desired_replicas") =>
+    versions.reduce((sum, version) => sum + version[field], 0);
+  return { ready: add("ready_replicas"), desired: add("desired_replicas") };
+}

@@ -1,0 +1,62 @@
+import { MultiSelect, Select, TextInput } from "@mantine/core";
+import { useState } from "react";
+import { issueKey } from "@/api/tenants";
+import type { IssuedKey } from "@/api/types";
+import { FormModal } from "@/ui/FormModal";
+
+const DAY = 86_400;
+const LIFETIMES = [
+  { value: "0", label: "Never" },
+  { value: String(30 * DAY), label: "In 30 days" },
+  { value: String(90 * DAY), label: "In 90 days" },
+  { value: String(365 * DAY), label: "In a year" },
+];
+
+interface IssueKeyModalProps {
+  tenantId: string;
+  opened: boolean;
+  onClose: () => void;
+  onIssued: (key: IssuedKey) => void;
+}
+
+export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyModalProps) {
+  const [name, setName] = useState("");
+  const [scopes, setScopes] = useState(["inference"]);
+  const [lifetime, setLifetime] = useState("0");
+  const expires_at = lifetime === "0" ? null : Math.floor(Date.now() / 1_000) + Number(lifetime);
+  return (
+    <FormModal
+      title={`Issue a key to ${tenantId}`}
+      opened={opened}
+      onClose={onClose}
+      submitLabel="Issue key"
+      submit={() => issueKey(tenantId, { name, scopes, expires_at })}
+      done={`Key ${name} is issued`}
+      touches={["tenants"]}
+      onDone={onIssued}
+    >
+      <TextInput
+        label="Name"
+        description="Where it is used, for example “billing-service”."
+        required
+        data-autofocus
+        value={name}
+        onChange={(event) => setName(event.currentTarget.value)}
+      />
+      <MultiSelect
+        label="Scopes"
+        size="xs"
+        data={["inference", "admin:read", "admin:write"]}
+        value={scopes}
+        onChange={setScopes}
+      />
+      <Select
+        label="Expires"
+        data={LIFETIMES}
+        allowDeselect={false}
+        value={lifetime}
+        onChange={(value) => value && setLifetime(value)}
+      />
+    </FormModal>
+  );
+}

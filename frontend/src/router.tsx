@@ -1,0 +1,171 @@
+/** The pages and what of their state lives in the URL. */
+import type { QueryClient } from "@tanstack/react-query";
+import {
+  createRootRouteWithContext,
+  createRoute,
+  createRouter,
+  lazyRouteComponent,
+  Outlet,
+  redirect,
+} from "@tanstack/react-router";
+import { z } from "zod";
+import { sessionQuery } from "./api/session";
+import { LoginPage } from "./pages/login/LoginPage";
+import { NotFound } from "./pages/NotFound";
+import { Shell } from "./pages/shell/Shell";
+import { PageError } from "./ui/PageError";
+
+const text = z.coerce.string().optional().catch(undefined);
+const flag = z.coerce.boolean().optional().catch(undefined);
+const number = z.coerce.number().optional().catch(undefined);
+
+const rootRoute = createRootRouteWithContext<{ queries: QueryClient }>()({
+  component: Outlet,
+  notFoundComponent: NotFound,
+});
+
+const loginRoute = createRoute({
+  getParentRoute: () => rootRoute,
+  path: "/login",
+  validateSearch: z.object({ next: text }),
+  component: LoginPage,
+});
+
+const appRoute = createRoute({
+  getParentRoute: () => rootRoute,
+  id: "app",
+  component: Shell,
+  beforeLoad: async ({ context, location }) => {
+    const session = await context.queries.ensureQueryData(sessionQuery);
+    if (session === null) throw redirect({ to: "/login", search: { next: location.href } });
+  },
+  errorComponent: PageError,
+});
+
+const indexRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/",
+  beforeLoad: () => {
+    throw redirect({ to: "/fleet" });
+  },
+});
+
+const fleetRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/fleet",
+  validateSearch: z.object({ node: text }),
+  component: lazyRouteComponent(() => import("./pages/fleet/FleetPage"), "FleetPage"),
+});
+
+const modelsRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/models",
+  validateSearch: z.object({ register: flag, q: text }),
+  component: lazyRouteComponent(() => import("./pages/models/ModelsPage"), "ModelsPage"),
+});
+
+const modelRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/models/$name",
+  validateSearch: z.object({ version: text, add: flag }),
+  component: lazyRouteComponent(() => import("./pages/models/ModelPage"), "ModelPage"),
+});
+
+const routesRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/routes",
+  validateSearch: z.object({ edit: text, create: flag }),
+  component: lazyRouteComponent(() => import("./pages/routes/RoutesPage"), "RoutesPage"),
+});
+
+const tenantsRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/tenants",
+  validateSearch: z.object({ create: flag }),
+  component: lazyRouteComponent(() => import("./pages/tenants/TenantsPage"), "TenantsPage"),
+});
+
+const tenantRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/tenants/$id",
+  component: lazyRouteComponent(() => import("./pages/tenants/TenantPage"), "TenantPage"),
+});
+
+const decisionsRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/decisions",
+  validateSearch: z.object({ open: text }),
+  component: lazyRouteComponent(() => import("./pages/decisions/DecisionsPage"), "DecisionsPage"),
+});
+
+const eventsRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/events",
+  validateSearch: z.object({ stream: text, type: text, actor: text, open: number }),
+  component: lazyRouteComponent(() => import("./pages/events/EventsPage"), "EventsPage"),
+});
+
+const requestsRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/requests",
+  validateSearch: z.object({
+    request_id: text,
+    tenant: text,
+    model: text,
+    outcome: text,
+    open: text,
+  }),
+  component: lazyRouteComponent(() => import("./pages/requests/RequestsPage"), "RequestsPage"),
+});
+
+const playgroundRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/playground",
+  validateSearch: z.object({
+    model: text,
+    tenant: text,
+    system: text,
+    max_tokens: number,
+    temperature: number,
+    top_p: number,
+    seed: number,
+  }),
+  component: lazyRouteComponent(
+    () => import("./pages/playground/PlaygroundPage"),
+    "PlaygroundPage",
+  ),
+});
+
+const settingsRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/settings",
+  component: lazyRouteComponent(() => import("./pages/settings/SettingsPage"), "SettingsPage"),
+});
+
+const routeTree = rootRoute.addChildren([
+  loginRoute,
+  appRoute.addChildren([
+    indexRoute,
+    fleetRoute,
+    modelsRoute,
+    modelRoute,
+    routesRoute,
+    tenantsRoute,
+    tenantRoute,
+    decisionsRoute,
+    eventsRoute,
+    requestsRoute,
+    playgroundRoute,
+    settingsRoute,
+  ]),
+]);
+
+export function makeRouter(queries: QueryClient) {
+  return createRouter({ routeTree, context: { queries }, defaultPreload: "intent" });
+}
+
+declare module "@tanstack/react-router" {
+  interface Register {
+    router: ReturnType<typeof makeRouter>;
+  }
+}
