@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 CONTEXT = 5  # tokens of the prompt's end to start from
-MAX_HELD = 8  # tokens of an incomplete character; one of UTF-8 has 4 bytes
+MAX_CHARACTER = 4  # tokens of the longest character, which has 4 bytes in UTF-8
+MAX_HELD = 32  # broken bytes without a clean end are released after so many tokens
 REPLACEMENT = "\ufffd"
 
 
@@ -39,21 +40,17 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Text that can be delivered now that `token` has come."""
-        self._window.append(token)
-        text = self._decode(self._window)
-        is_open = text.endswith(REPLACEMENT)
-        if is_open and len(self._window) - self._num_settled <= MAX_HELD:
+        if self.stopped:
             return ""
-        self._pending += text[len(self._prefix) :]
-        self._settle()
+        self._window.append(token)
+        self._settle(len(self._window) - self._num_open())
         return self._release(self._holdback())
 
     def finish(self) -> str:
         """Whatever is held back, when no more tokens come."""
         if self.stopped:
             return ""
-        self._pending += self._decode(self._window)[len(self._prefix) :]
-        self._settle()
+        self._settle(len(self._window))
         return self._release(0)
 
     def token_text(self, token: int) -> str:
@@ -61,11 +58,29 @@ class Detokenizer:
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
-    def _settle(self) -> None:
-        """Start the next window at what has just been decoded."""
-        self._window = self._window[self._num_settled :]
-        self._num_settled = len(self._window)
-        self._prefix = self._decode(self._window)
+    def _num_open(self) -> int:
+        """How many tokens at the end belong to a character that is not complete.
+
+        A decoder writes one replacement character for a whole incomplete one, so if the text
+        is that of all but the last few tokens plus one such character, only those are open.
+        """
+        text, num_held = self._decode(self._window), len(self._window) - self._num_settled
+        if not text.endswith(REPLACEMENT):
+            return 0
+        if num_held < MAX_CHARACTER:
+            return num_held
+        for size in range(1, MAX_CHARACTER):
+            if self._decode(self._window[:-size]) + REPLACEMENT == text:
+                return size
+        return num_held if num_held <= MAX_HELD else 0
+
+    def _settle(self, end: int) -> None:
+        """Move the text up to the window's token `end` to what may be delivered."""
+        if end > self._num_settled:
+            self._pending += self._decode(self._window[:end])[len(self._prefix) :]
+            self._window = self._window[self._num_settled :]
+            self._num_settled = end - self._num_settled
+            self._prefix = self._decode(self._window[: self._num_settled])
 
     def _release(self, num_held: int) -> str:
         if cut := self._cut():

@@ -111,22 +111,22 @@ class TorchEngine:
     ) -> Self:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
-        `max_model_len` is at most what the model knows and the pool holds. Raises LoadError
+        `max_model_len` is at most what the model knows. Raises LoadError
         for a bad folder and ValueError for impossible sizes.
         """
         folder = Path(path)
         model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len)
         block_bytes = block_size * model.config.kv_bytes_per_token(dtype)
         blocks = num_blocks or kv_bytes // block_bytes
+        longest = model.config.max_position
         if blocks < 1:
             raise ValueError(f"kv_bytes must hold a block of {block_bytes} bytes")
-        limit = min(max_model_len or model.config.max_position, model.config.max_position)
         scheduling = SchedulerConfig(
             num_blocks=blocks,
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             max_num_seqs=max_num_seqs,
-            max_model_len=min(limit, blocks * block_size),
+            max_model_len=min(max_model_len or longest, longest),
             policy=policy,
             prefix_caching=prefix_caching,
         )

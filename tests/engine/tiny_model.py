@@ -1,0 +1,45 @@
+"""A small random model with a byte-level tokenizer, made by transformers: a second or less."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB_SIZE = 259
+EOS = 258
+
+
+@cache
+def tiny_model() -> Path:
+    """The folder of a 2-layer Llama with 256 byte tokens and three special ones."""
+    folder = Path(mkdtemp(prefix="tiny-llama-"))
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=256,
+        eos_token_id=EOS,
+        initializer_range=0.2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, in the alphabet's order, then <bos>, <pad> and <eos>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: i for i, symbol in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<bos>", "<pad>", "<eos>"])
+    return tokenizer
