@@ -222,9 +222,7 @@ def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[FileOrder]:
         arms = tuple(route.Arm(a.name, VersionId(a.version_id), a.weight) for a in line.arms)
         exists = state_of(route.DECIDER, line.name).exists
         order = route.ChangeArms if exists else route.CreateRoute
-        found.append(
-            FileOrder(route.DECIDER, line.name, order(line.name, arms, line.sticky, now))
-        )
+        found.append(FileOrder(route.DECIDER, line.name, order(line.name, arms, line.sticky, now)))
     return found
 
 

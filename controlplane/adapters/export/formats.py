@@ -65,9 +65,7 @@ class Export:
     @property
     def manifest(self) -> Manifest:
         """Of what ``chunks`` has given so far."""
-        return Manifest(
-            self._kind, self._count, self._first, self._last, self._hash.hexdigest()
-        )
+        return Manifest(self._kind, self._count, self._first, self._last, self._hash.hexdigest())
 
     def _note(self, position: int) -> None:
         self._first = self._first or position

@@ -12,7 +12,8 @@ from controlplane.application.ports import EventMeta
 from controlplane.domain import model, route
 from controlplane.domain.decider import Decider, Event
 from controlplane.entrypoints.rest import reading
-from controlplane.entrypoints.rest.writing import Write, event_body, handle
+from controlplane.entrypoints.rest.events import unrecorded
+from controlplane.entrypoints.rest.writing import Write, handle
 
 
 def state_of(decider: Decider[Any], target: str) -> Any:
@@ -74,7 +75,7 @@ def _dry_receipt(order: FileOrder, events: list[Event]) -> dict[str, Any]:
         "version": version,
         "changed": bool(events),
         "dry_run": True,
-        "events": [event_body(event) for event in events],
+        "events": [unrecorded(event) for event in events],
     }
 
 

@@ -43,7 +43,6 @@ def read(name: str, response: Any, query: type[Query] = ReadQuery) -> Callable[[
     responses = response if isinstance(response, dict) else {200: response}
     return extend_schema(
         operation_id=name,
-        description="",
         parameters=[query] if query._declared_fields else [],
         responses={**responses, **_PROBLEM},
     )
@@ -61,7 +60,6 @@ def write(
     parameters = [_DRY_RUN, _REASON, *_HEADERS] if conventions else []
     return extend_schema(
         operation_id=name,
-        description="",
         request=order,
         parameters=parameters,
         responses={status: response, **_PROBLEM},

@@ -9,7 +9,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from controlplane.adapters.export.formats import CONTENT_TYPES, Export
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import ledger_reading
 from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.serializers.audit import EventSerializer, RequestSerializer
 
@@ -24,7 +24,7 @@ COLUMNS = {
 def records(what: str, after: int, upto: int, tenant_id: str | None) -> Iterator[dict[str, Any]]:
     """Every record with ``after < position <= upto``, in order, read in batches."""
     while after < upto:
-        batch, after = reading.export_batch(what, after, upto, _BATCH, tenant_id)
+        batch, after = ledger_reading.export_batch(what, after, upto, _BATCH, tenant_id)
         yield from batch
 
 
@@ -32,7 +32,8 @@ def respond(query: dict[str, Any], tenant_id: str | None) -> HttpResponseBase:
     """The file, or with ``manifest=true`` its manifest. ``upto`` is fixed now, so that both agree
     and whatever is appended meanwhile is left to the next export."""
     what, kind, after = query["what"], query["format"], query["after"]
-    upto = min(query.get("upto", reading.export_head(what)), reading.export_head(what))
+    last = ledger_reading.export_head(what)
+    upto = min(query.get("upto", last), last)
     if upto - after > MAX_RANGE:
         raise Problem(
             400, "range_too_large", f"At most {MAX_RANGE} positions; use after and upto, in steps."

@@ -22,9 +22,9 @@ from rest_framework.response import Response
 from controlplane import bootstrap
 from controlplane.application.handle import Handled
 from controlplane.application.ports import EventMeta, Idempotency, StoredResponse
-from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.decider import Command, Decider
 from controlplane.domain.errors import VersionConflict
-from controlplane.domain.event_types import type_of
+from controlplane.entrypoints.rest.events import unrecorded
 from controlplane.entrypoints.rest.fields import Choice, Query, Text
 from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.security import principal_in
@@ -120,7 +120,7 @@ class Write:
             "version": handled.version,
             "changed": bool(handled.events),
             "dry_run": dry_run,
-            "events": [event_body(event) for event in handled.events],
+            "events": [unrecorded(event) for event in handled.events],
             **(self.extra(handled) if self.extra else {}),
         }
 
@@ -174,8 +174,3 @@ def _replayed(stored: StoredResponse) -> HttpResponse:
     response["X-Log-Position"] = str(stored.position)
     response["Idempotent-Replayed"] = "true"
     return response
-
-
-def event_body(event: Event) -> dict[str, Any]:
-    data = msgspec.to_builtins(event)
-    return {"type": type_of(event), "data": {k: v for k, v in data.items() if k != "type"}}

@@ -34,7 +34,10 @@ class RequestSerializer(serializers.Serializer[Any]):
     """One inference request: what was asked, and how it ended (null while it runs)."""
 
     request_id = serializers.CharField()
-    position = serializers.IntegerField(help_text="In the ledger.")
+    id = serializers.IntegerField(help_text="In order of admission; send the last as after.")
+    position = serializers.IntegerField(
+        allow_null=True, help_text="In the ledger, in order of ending; null while it runs."
+    )
     tenant_id = serializers.CharField()
     subject = serializers.CharField(help_text="Key id, jwt:<sub> or user:<name>.")
     endpoint = serializers.CharField()

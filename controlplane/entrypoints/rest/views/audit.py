@@ -4,7 +4,7 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.entrypoints.rest import exporting, reading
+from controlplane.entrypoints.rest import exporting, ledger_reading
 from controlplane.entrypoints.rest.documenting import page_of, read
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import audit as shapes
@@ -18,14 +18,14 @@ class Events(ApiView):
     @read("events_list", page_of(shapes.EventSerializer, counted=False), shapes.EventQuery)
     def get(self, request: Request) -> Response:
         query = query_of(request, shapes.EventQuery)
-        results = reading.events(query, tenant_filter(request))
+        results = ledger_reading.events(query, tenant_filter(request))
         more = len(results) == query["limit"]
         body = {
             "next": page_link(request, after=results[-1]["position"] if more else None),
             "previous": None,
             "results": results,
         }
-        return Response(body, headers={"X-Log-Position": str(reading.head())})
+        return Response(body, headers={"X-Log-Position": str(ledger_reading.export_head("events"))})
 
 
 class Requests(ApiView):
@@ -36,10 +36,10 @@ class Requests(ApiView):
         query = query_of(request, shapes.RequestQuery)
         if "tenant" in query:
             require_reach(principal_in(request), query["tenant"])
-        results = reading.requests(query, tenant_filter(request))
+        results = ledger_reading.requests(query, tenant_filter(request))
         more = len(results) == query["limit"]
         body = {
-            "next": page_link(request, after=results[-1]["position"] if more else None),
+            "next": page_link(request, after=results[-1]["id"] if more else None),
             "previous": None,
             "results": results,
         }
@@ -51,7 +51,7 @@ class InferenceRequest(ApiView):
 
     @read("requests_retrieve", shapes.RequestSerializer)
     def get(self, request: Request, request_id: str) -> Response:
-        return Response(reading.inference_request(request_id, tenant_filter(request)))
+        return Response(ledger_reading.inference_request(request_id, tenant_filter(request)))
 
 
 class AuditExport(ApiView):

@@ -1,4 +1,8 @@
-"""What every view of the API shares: parse, call, render."""
+"""What every view of the API shares: parse, call, render.
+
+A view's ``resource`` is looked up in the access policy; a view without one answers 403. (Said here
+and not at the class, whose docstring would become the description of every operation.)
+"""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,33 +17,39 @@ from controlplane.entrypoints.rest.fields import Query
 from controlplane.entrypoints.rest.rendering import AnyAccept
 from controlplane.entrypoints.rest.security import principal_in
 from controlplane.entrypoints.rest.serializers.common import ReadQuery
+from controlplane.entrypoints.rest.sources import Source
 from controlplane.entrypoints.rest.writing import query_of
 
 Page = tuple[int, list[dict[str, Any]]]
 
 
 class ApiView(APIView):
-    """``resource`` is looked up in the access policy; a view without one answers 403."""
-
     resource: ClassVar[str] = ""
     content_negotiation_class = AnyAccept
 
-    def respond_one(self, request: Request, find: Callable[[], reading.Found]) -> Response:
+    def source(self, query: dict[str, Any]) -> tuple[Source, int]:
+        reading.wait_for(query.get("min_position"))
+        return reading.source_of(query.get("as_of"))
+
+    def respond_one(self, request: Request, find: Callable[[Source], reading.Found]) -> Response:
         """One thing of the read model, with its ETag and the position it was read at."""
         query = query_of(request, ReadQuery)
-        position = reading.wait_for(query.get("min_position"))
-        found = find()
+        source, position = self.source(query)
+        found = find(source)
         return Response(
             found.body, headers={"X-Log-Position": str(position), "ETag": f'"{found.version}"'}
         )
 
     def respond_page(
-        self, request: Request, serializer: type[Query], find: Callable[[dict[str, Any]], Page]
+        self,
+        request: Request,
+        serializer: type[Query],
+        find: Callable[[Source, dict[str, Any]], Page],
     ) -> Response:
-        """A page by limit and offset; ``find`` gets the validated query."""
+        """A page by limit and offset; ``find`` gets the rows' source and the validated query."""
         query = query_of(request, serializer)
-        position = reading.wait_for(query.get("min_position"))
-        count, results = find(query)
+        source, position = self.source(query)
+        count, results = find(source, query)
         body = {"count": count, **_links(request, query, count), "results": results}
         return Response(body, headers={"X-Log-Position": str(position)})
 

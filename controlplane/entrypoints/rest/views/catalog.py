@@ -28,7 +28,9 @@ class Models(ApiView):
     @read("models_list", page_of(shapes.ModelSerializer), shapes.ModelQuery)
     def get(self, request: Request) -> Response:
         return self.respond_page(
-            request, shapes.ModelQuery, lambda query: reading.models(query, tenant_filter(request))
+            request,
+            shapes.ModelQuery,
+            lambda source, query: reading.models(source, query, tenant_filter(request)),
         )
 
     @write("models_register", shapes.ModelOrder, status=201)
@@ -43,7 +45,9 @@ class Model(ApiView):
 
     @read("models_retrieve", shapes.ModelSerializer)
     def get(self, request: Request, name: str) -> Response:
-        return self.respond_one(request, lambda: reading.model(name, tenant_filter(request)))
+        return self.respond_one(
+            request, lambda source: reading.model(source, name, tenant_filter(request))
+        )
 
 
 class Versions(ApiView):
@@ -52,7 +56,9 @@ class Versions(ApiView):
     @read("versions_list", page_of(shapes.VersionSerializer), ListQuery)
     def get(self, request: Request, name: str) -> Response:
         return self.respond_page(
-            request, ListQuery, lambda query: reading.versions(name, query, tenant_filter(request))
+            request,
+            ListQuery,
+            lambda source, query: reading.versions(source, name, query, tenant_filter(request)),
         )
 
     @write("versions_add", shapes.VersionOrder, status=201)
@@ -69,7 +75,7 @@ class Version(ApiView):
     @read("versions_retrieve", shapes.VersionSerializer)
     def get(self, request: Request, name: str, version: str) -> Response:
         return self.respond_one(
-            request, lambda: reading.version(name, version, tenant_filter(request))
+            request, lambda source: reading.version(source, name, version, tenant_filter(request))
         )
 
 
@@ -111,7 +117,9 @@ class Aliases(ApiView):
     @read("aliases_list", page_of(shapes.AliasSerializer), ListQuery)
     def get(self, request: Request, name: str) -> Response:
         return self.respond_page(
-            request, ListQuery, lambda query: reading.aliases(name, query, tenant_filter(request))
+            request,
+            ListQuery,
+            lambda source, query: reading.aliases(source, name, query, tenant_filter(request)),
         )
 
     @write("aliases_add", shapes.AliasOrder, status=201)
@@ -146,7 +154,9 @@ class Routes(ApiView):
     @read("routes_list", page_of(shapes.RouteSerializer), ListQuery)
     def get(self, request: Request) -> Response:
         return self.respond_page(
-            request, ListQuery, lambda query: reading.routes(query, tenant_filter(request))
+            request,
+            ListQuery,
+            lambda source, query: reading.routes(source, query, tenant_filter(request)),
         )
 
     @write("routes_create", shapes.RouteOrder, status=201)
@@ -162,7 +172,9 @@ class Route(ApiView):
 
     @read("routes_retrieve", shapes.RouteSerializer)
     def get(self, request: Request, name: str) -> Response:
-        return self.respond_one(request, lambda: reading.route(name, tenant_filter(request)))
+        return self.respond_one(
+            request, lambda source: reading.route(source, name, tenant_filter(request))
+        )
 
     @write("routes_change", shapes.RouteChange)
     def put(self, request: Request, name: str) -> HttpResponseBase:

@@ -29,7 +29,7 @@ class Node(ApiView):
 
     @read("nodes_retrieve", shapes.NodeSerializer)
     def get(self, request: Request, node_id: str) -> Response:
-        return self.respond_one(request, lambda: reading.node(node_id))
+        return self.respond_one(request, lambda source: reading.node(source, node_id))
 
 
 class NodeDrain(ApiView):
@@ -82,4 +82,4 @@ class Decision(ApiView):
 
     @read("decisions_retrieve", shapes.DecisionSerializer)
     def get(self, request: Request, decision_id: str) -> Response:
-        return self.respond_one(request, lambda: reading.decision(decision_id))
+        return self.respond_one(request, lambda _: reading.decision(decision_id))

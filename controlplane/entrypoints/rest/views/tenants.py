@@ -36,7 +36,7 @@ class Tenants(ApiView):
         return self.respond_page(
             request,
             shapes.TenantQuery,
-            lambda query: reading.tenants(query, tenant_filter(request)),
+            lambda source, query: reading.tenants(source, query, tenant_filter(request)),
         )
 
     @write("tenants_create", shapes.TenantOrder, status=201)
@@ -54,7 +54,7 @@ class Tenant(ApiView):
     @read("tenants_retrieve", shapes.TenantSerializer)
     def get(self, request: Request, tenant_id: str) -> Response:
         require_reach(principal_in(request), tenant_id)
-        return self.respond_one(request, lambda: reading.tenant(tenant_id))
+        return self.respond_one(request, lambda source: reading.tenant(source, tenant_id))
 
     @write("tenants_change", shapes.TenantChange)
     def patch(self, request: Request, tenant_id: str) -> HttpResponseBase:
@@ -95,7 +95,9 @@ class Budget(ApiView):
     @read("budgets_retrieve", shapes.BudgetSerializer)
     def get(self, request: Request, tenant_id: str) -> Response:
         require_reach(principal_in(request), tenant_id)
-        return self.respond_one(request, lambda: reading.budget(tenant_id, time.time()))
+        return self.respond_one(
+            request, lambda source: reading.budget(source, tenant_id, time.time())
+        )
 
     @write("budgets_set", shapes.BudgetOrder)
     def put(self, request: Request, tenant_id: str) -> HttpResponseBase:
@@ -111,7 +113,7 @@ class Keys(ApiView):
     def get(self, request: Request, tenant_id: str) -> Response:
         require_reach(principal_in(request), tenant_id)
         return self.respond_page(
-            request, shapes.KeyQuery, lambda query: reading.keys(tenant_id, query)
+            request, shapes.KeyQuery, lambda source, query: reading.keys(source, tenant_id, query)
         )
 
     @write("keys_issue", shapes.KeyOrder, status=201, response=shapes.IssuedKeySerializer)
@@ -149,7 +151,7 @@ class Tickets(ApiView):
         tenant_id = body_of(request, shapes.TicketOrder)["tenant"]
         principal = principal_in(request)
         require_reach(principal, tenant_id)
-        reading.tenant(tenant_id)
+        reading.require_tenant(tenant_id)
         ticket = tokens.sign_ticket(tenant_id, principal.actor, time.time())
         return Response(
             {

@@ -1,0 +1,166 @@
+"""One follower of the log and one bus subscription per web process, fanned out to the dashboards.
+
+Each payload is serialised once and put on the bounded queue of every subscriber. A subscriber that
+does not keep up loses its queue and is told to fetch anew, so that what is kept for it is bounded::
+
+    hub at 41     subscriber A joins after=39: reads 40, 41 from the log, then follows
+    event 42  ->  A: {"type": "event", "position": 42, …}
+    each second   A: {"type": "heartbeat", "position": 42, …}   all up to 42 came before it
+    2,000 waiting A: {"type": "reset", "position": 2042}        and the 2,000 are forgotten
+
+Positions have no gaps, so a client that sees one knows it missed something. Messages go past the
+channel layer on purpose: as a fan-out it breaks down at a quarter of this rate.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from controlplane.application.fleet import NodeLoad
+from controlplane.application.ports import Clock, EventStore, RecordedEvent, StoreUnavailable
+from controlplane.entrypoints.rest.events import event_json, visible
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+HEARTBEAT_SECONDS = 1.0
+BATCH = 500
+MAX_WAITING = 2000
+MAX_BEHIND = 5000
+
+_encoder = msgspec.json.Encoder()
+
+Listen = Callable[[Callable[[NodeLoad], None]], Awaitable[None]]
+
+
+def message(kind: str, **fields: object) -> str:
+    return _encoder.encode({"type": kind, **fields}).decode()
+
+
+@dataclass(eq=False)
+class Subscriber:
+    """What waits to be sent to one client. ``tenant_id`` None: it may see everything."""
+
+    tenant_id: str | None
+    telemetry: bool
+    after: int = 0
+    waiting: deque[str] = field(default_factory=deque)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, payload: str, position: int) -> None:
+        if len(self.waiting) >= MAX_WAITING:
+            self.waiting.clear()
+            payload = message("reset", position=position)
+        self.waiting.append(payload)
+        self.wake.set()
+
+    async def take(self) -> str:
+        while not self.waiting:
+            self.wake.clear()
+            await self.wake.wait()
+        return self.waiting.popleft()
+
+
+class Hub:
+    """Runs in one event loop, from the first subscriber on. ``listen`` subscribes to telemetry;
+    without a bus it waits for one, and the dashboards live on events alone meanwhile."""
+
+    def __init__(self, store: EventStore, clock: Clock, listen: Listen | None = None) -> None:
+        self._store, self._clock, self._listen = store, clock, listen
+        self._subscribers: set[Subscriber] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.position = 0
+
+    async def join(self, subscriber: Subscriber, after: int | None) -> None:
+        """Start the stream for ``subscriber`` after that position, or from now (None)."""
+        await self._start()
+        position = self.position
+        too_far = after is not None and not -MAX_BEHIND <= after - position <= BATCH
+        if after is None or too_far:
+            subscriber.after = position
+            kind = "reset" if too_far else "hello"
+            subscriber.put(message(kind, position=position, at=self._clock.now()), position)
+            self._subscribers.add(subscriber)
+            return
+        subscriber.after = after
+        subscriber.put(message("hello", position=after, at=self._clock.now()), position)
+        await self._catch_up(subscriber)
+
+    def leave(self, subscriber: Subscriber) -> None:
+        self._subscribers.discard(subscriber)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _catch_up(self, subscriber: Subscriber) -> None:
+        """Read what the hub has sent already; joined in the same step that finds nothing left."""
+        while subscriber.after < self.position:
+            behind = await asyncio.to_thread(
+                self._store.read_all, subscriber.after, BATCH, self.position
+            )
+            for recorded in behind:
+                self._deliver(subscriber, recorded, _event_message(recorded))
+                subscriber.after = recorded.position
+        self._subscribers.add(subscriber)
+
+    async def _start(self) -> None:
+        if self._tasks:
+            return
+        tasks = [self._follow(), self._beat()]
+        if self._listen is not None:
+            tasks.append(self._hear(self._listen))
+        self._tasks = [asyncio.create_task(task) for task in tasks]
+        self.position = (await asyncio.to_thread(self._store.head)).position
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                recorded = await asyncio.to_thread(self._store.read_all, self.position, BATCH)
+            except StoreUnavailable:
+                logger.warning("the log cannot be read now")
+                await asyncio.sleep(1.0)
+                continue
+            for event in recorded:
+                self._publish(event)
+            if not recorded:
+                await asyncio.sleep(POLL_SECONDS)
+
+    def _publish(self, recorded: RecordedEvent) -> None:
+        payload = _event_message(recorded)
+        self.position = recorded.position
+        for subscriber in self._subscribers:
+            if recorded.position > subscriber.after:
+                self._deliver(subscriber, recorded, payload)
+
+    def _deliver(self, subscriber: Subscriber, recorded: RecordedEvent, payload: str) -> None:
+        if visible(recorded.stream, subscriber.tenant_id):
+            subscriber.put(payload, recorded.position)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            payload = message("heartbeat", position=self.position, at=self._clock.now())
+            for subscriber in self._subscribers:
+                subscriber.put(payload, self.position)
+
+    async def _hear(self, listen: Listen) -> None:
+        await listen(self._on_load)
+
+    def _on_load(self, load: NodeLoad) -> None:
+        payload = message("telemetry", **msgspec.to_builtins(load))
+        for subscriber in self._subscribers:
+            if subscriber.telemetry:
+                subscriber.put(payload, self.position)
+
+
+def _event_message(recorded: RecordedEvent) -> str:
+    """The frame's own ``type`` is "event", so the event's travels as ``event_type``."""
+    fields = event_json(recorded)
+    return message("event", **{"event_type": fields.pop("type"), **fields})

@@ -1,0 +1,410 @@
+"""What the GETs of the read model return, as JSON bodies.
+
+A reader that is confined to a tenant passes it as ``tenant_id``; whatever is not theirs is then
+absent, with the very answer that an absent thing gets. ``source`` is the read model as it is now,
+or as it was (``as_of``).
+"""
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.db.models import TextField
+from django.db.models.functions import Cast, Concat
+
+from controlplane import bootstrap
+from controlplane.adapters.access.models import ApiKeySecret
+from controlplane.adapters.eventstore.models import Event, Lease
+from controlplane.adapters.ledger.batch import period_start
+from controlplane.adapters.ledger.models import InferenceRequest, Usage
+from controlplane.adapters.readmodel.models import Checkpoint
+from controlplane.adapters.readmodel.projector import Projector
+from controlplane.domain import model as model_domain
+from controlplane.domain.errors import Conflict, Invalid, NotFound
+from controlplane.domain.model import VersionSpec
+from controlplane.entrypoints.rest.problems import Problem
+from controlplane.entrypoints.rest.sources import (
+    DatabaseSource,
+    FoldedSource,
+    Selection,
+    Source,
+    model_of,
+    page,
+    row_of,
+)
+from controlplane.projections.base import Row
+from controlplane.projections.catalog import Alias, Model, Version
+from controlplane.projections.decisions import Decision
+from controlplane.projections.fleet import Node, Replica
+from controlplane.projections.fold import ALL, STATE, fold_rows
+from controlplane.projections.routes import Route
+from controlplane.projections.tenants import ApiKey, Tenant
+
+Json = dict[str, Any]
+Page = tuple[int, list[Json]]
+
+WAIT_SECONDS = 2.0
+_PATIENCE_SECONDS = 0.15  # how long the controller has to project before this process does
+_POLL_SECONDS = 0.02
+CONTROLLER_LEASE = "controller"
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing: its body, and the version that is its ETag."""
+
+    body: Json
+    version: int
+
+
+# --- positions --------------------------------------------------------------------------------
+def head() -> int:
+    """Position of the last event in the log."""
+    return bootstrap.event_store().head().position
+
+
+def position() -> int:
+    """How far the read model is."""
+    found = Checkpoint.objects.values_list("position", flat=True).first()
+    return found or 0
+
+
+def wait_for(min_position: int | None) -> int:
+    """The read model's position, once it has reached ``min_position``.
+
+    Raises Problem 400 for a position beyond the log, 503 if the read model does not get there in
+    two seconds. A controller that is down does not make writes unreadable: this process projects
+    then, which is safe beside any other projector.
+    """
+    reached = position()
+    if min_position is None or reached >= min_position:
+        return reached
+    if min_position > head():
+        raise Problem(400, "invalid_position", "The log does not reach this position yet.")
+    started = time.monotonic()
+    while (waited := time.monotonic() - started) < WAIT_SECONDS:
+        reached = _project() if waited > _PATIENCE_SECONDS else position()
+        if reached >= min_position:
+            return reached
+        time.sleep(_POLL_SECONDS)
+    retry = {"Retry-After": "1"}
+    raise Problem(503, "projection_behind", "The read model is not there yet.", retry)
+
+
+_projecting = threading.Lock()
+
+
+def _project() -> int:
+    with _projecting:
+        return _projector().catch_up()
+
+
+@cache
+def _projector() -> Projector:
+    return bootstrap.projector()
+
+
+def source_of(as_of: str | None, history: bool = False) -> tuple[Source, int]:
+    """The rows now, or as of a position or time, with the position they are at.
+
+    ``history``: the decisions too, which only people read.
+    """
+    if as_of is None:
+        return DatabaseSource(), position()
+    upto = _position_of(as_of)
+    rows = fold_rows(_log_until(upto), ALL if history else STATE)
+    return FoldedSource(rows), upto
+
+
+def _log_until(upto: int) -> Iterable[Any]:
+    store, after = bootstrap.event_store(), 0
+    while events := store.read_all(after, 1000, upto):
+        yield from events
+        after = events[-1].position
+
+
+def _position_of(as_of: str) -> int:
+    """A position, or the last one recorded at or before an ISO 8601 time."""
+    if as_of.isascii() and as_of.isdigit() and len(as_of) < 19:
+        if int(as_of) > head():
+            raise Problem(400, "invalid_as_of", "The log does not reach this position yet.")
+        return int(as_of)
+    try:
+        at = datetime.fromisoformat(as_of)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise Problem(400, "invalid_as_of", "A log position, or like 2026-01-31T12:00:00Z.")
+    before = Event.objects.filter(recorded_at__lte=at.timestamp()).order_by("-position")
+    return before.values_list("position", flat=True).first() or 0
+
+
+def status(now: float) -> Json:
+    reached, last = position(), head()
+    lease = Lease.objects.filter(name=CONTROLLER_LEASE, expires_at__gt=now).first()
+    return {
+        "position": reached,
+        "head": last,
+        "projection_lag": max(0, last - reached),
+        "leader": lease.holder if lease else None,
+        "gateway_url": settings.GATEWAY_URL,
+        "version": installed_version("engine-controlplane"),
+        "cluster_id": settings.CLUSTER_ID,
+        "ready": last - reached < 1000,
+    }
+
+
+# --- tenants ----------------------------------------------------------------------------------
+def tenants(source: Source, query: Json, tenant_id: str | None) -> Page:
+    equal = {"tier": query["tier"]} if "tier" in query else {}
+    keep = (lambda row: row.tenant_id == tenant_id) if tenant_id else None
+    count, rows = page(source.select(Tenant, Selection(equal, keep)), query)
+    return count, [_json(row) for row in rows]
+
+
+def tenant(source: Source, tenant_id: str) -> Found:
+    row = _tenant(source, tenant_id)
+    return Found(_json(row), row.version)
+
+
+def require_tenant(tenant_id: str) -> None:
+    _tenant(DatabaseSource(), tenant_id)
+
+
+def budget(source: Source, tenant_id: str, now: float) -> Found:
+    """The budget with what of it is spent and held now; ``as_of`` does not turn the ledger back."""
+    row = _tenant(source, tenant_id)
+    spent, reserved = _spent(tenant_id, row.budget_period, now), _reserved(tenant_id)
+    left = None if row.budget_tokens is None else max(0, row.budget_tokens - spent - reserved)
+    body = {
+        "tokens": row.budget_tokens,
+        "period": row.budget_period,
+        "spent": spent,
+        "reserved": reserved,
+        "remaining": left,
+    }
+    return Found(body, row.version)
+
+
+def _spent(tenant_id: str, period: str, now: float) -> int:
+    days = Usage.objects.filter(tenant_id=tenant_id, day__gte=period_start(period, now))
+    return sum(p + o for p, o in days.values_list("num_prompt_tokens", "num_output_tokens"))
+
+
+def _reserved(tenant_id: str) -> int:
+    live = InferenceRequest.objects.filter(tenant_id=tenant_id, outcome="")
+    return sum(live.values_list("reserved_tokens", flat=True))
+
+
+def keys(source: Source, tenant_id: str, query: Json) -> Page:
+    _tenant(source, tenant_id)
+    equal: Json = {"tenant_id": tenant_id}
+    if query.get("revoked") is not None:
+        equal["revoked"] = query["revoked"] == "true"
+    count, rows = page(source.select(ApiKey, Selection(equal)), query)
+    used = dict(
+        ApiKeySecret.objects.filter(tenant_id=tenant_id).values_list("key_id", "last_used_at")
+    )
+    return count, [{**_json(row), "last_used_at": used.get(row.key_id)} for row in rows]
+
+
+def _tenant(source: Source, tenant_id: str) -> Tenant:
+    return _required(source.get(Tenant, tenant_id), "tenant", tenant_id)
+
+
+# --- catalog ----------------------------------------------------------------------------------
+def models(source: Source, query: Json, tenant_id: str | None) -> Page:
+    equal = {"name": query["name"]} if "name" in query else {}
+    visible = source.select(Model, Selection(equal, lambda row: _may_use(row, tenant_id)))
+    count, rows = page(visible, query)
+    return count, [_model_json(source, row) for row in rows]
+
+
+def model(source: Source, name: str, tenant_id: str | None) -> Found:
+    row = _model(source, name, tenant_id)
+    return Found(_model_json(source, row), row.version)
+
+
+def versions(source: Source, name: str, query: Json, tenant_id: str | None) -> Page:
+    _model(source, name, tenant_id)
+    count, rows = page(_versions_of(source, name), query)
+    return count, [_version_json(row) for row in rows]
+
+
+def version(source: Source, name: str, version: str, tenant_id: str | None) -> Found:
+    """Its ETag is the model's: versions are part of the model's aggregate."""
+    owner = _model(source, name, tenant_id)
+    row = _required(source.get(Version, f"{name}@{version}"), "version", version)
+    return Found(_version_json(row), owner.version)
+
+
+def aliases(source: Source, name: str, query: Json, tenant_id: str | None) -> Page:
+    row = _model(source, name, tenant_id)
+    count, names = page(row.aliases, query)
+    return count, [{"alias": alias, "model": name} for alias in names]
+
+
+def _model(source: Source, name: str, tenant_id: str | None) -> Model:
+    row = source.get(Model, name)
+    return _required(row if row and _may_use(row, tenant_id) else None, "model", name)
+
+
+def _may_use(row: Model, tenant_id: str | None) -> bool:
+    return tenant_id is None or row.access.public or tenant_id in row.access.tenants
+
+
+def _versions_of(source: Source, name: str) -> list[Version]:
+    return source.select(Version, Selection({"model": name}, order="added_at_position"))
+
+
+def _model_json(source: Source, row: Model) -> Json:
+    return {
+        "name": row.name,
+        "default_version": row.default_version,
+        "aliases": list(row.aliases),
+        "access": _json(row.access),
+        "versions": [_version_json(one) for one in _versions_of(source, row.name)],
+        "created_at": row.created_at,
+    }
+
+
+def _version_json(row: Version) -> Json:
+    standing = ("version_id", "retired", "status", "ready_replicas", "desired_replicas", "reason")
+    names = (*VersionSpec.__struct_fields__, *standing)
+    return {name: msgspec.to_builtins(getattr(row, name)) for name in names}
+
+
+def model_names() -> list[str]:
+    return [row.name for row in DatabaseSource().select(Model)]
+
+
+def route_names() -> list[str]:
+    return [row.name for row in DatabaseSource().select(Route)]
+
+
+# --- routes -----------------------------------------------------------------------------------
+def routes(source: Source, query: Json, tenant_id: str | None) -> Page:
+    hidden = _hidden_models(source, tenant_id)
+    visible = source.select(Route, Selection(keep=lambda row: not _arms_in(row, hidden)))
+    count, rows = page(visible, query)
+    return count, [_route_json(row) for row in rows]
+
+
+def route(source: Source, name: str, tenant_id: str | None) -> Found:
+    row = source.get(Route, name)
+    seen = row if row and not _arms_in(row, _hidden_models(source, tenant_id)) else None
+    found = _required(seen, "route", name)
+    return Found(_route_json(found), found.version)
+
+
+def _hidden_models(source: Source, tenant_id: str | None) -> set[str]:
+    if tenant_id is None:
+        return set()
+    return {row.name for row in source.select(Model) if not _may_use(row, tenant_id)}
+
+
+def _arms_in(row: Route, names: set[str]) -> bool:
+    return any(arm.version_id.partition("@")[0] in names for arm in row.arms)
+
+
+def _route_json(row: Route) -> Json:
+    body = _json(row)
+    del body["version"]
+    return body
+
+
+# --- names that writes depend on ---------------------------------------------------------------
+def require_versions(version_ids: Iterable[str]) -> None:
+    """Raise Invalid ``invalid_route`` for the first version that the catalog does not know.
+
+    Checked against the read model, so a version added this very moment may be refused once.
+    """
+    for version_id in version_ids:
+        if DatabaseSource().get(Version, version_id) is None:
+            raise Invalid("invalid_route", f"There is no version '{version_id}'.", "arms")
+
+
+def require_free_name(name: str, model: str) -> None:
+    """Raise Conflict if ``name`` already means something else than ``model`` to a client."""
+    source = DatabaseSource()
+    alias = source.get(Alias, name)
+    taken = source.get(Model, name) or source.get(Route, name)
+    if taken or (alias is not None and alias.model != model):
+        raise Conflict("name_taken", f"'{name}' is a model, a route or another alias.", "alias")
+
+
+def require_free_names(command: Any) -> None:
+    if isinstance(command, model_domain.AddAlias):
+        require_free_name(command.alias, command.name)
+
+
+# --- fleet ------------------------------------------------------------------------------------
+def nodes(source: Source, query: Json) -> Page:
+    equal = {name: query[name] for name in ("status", "zone") if name in query}
+    count, rows = page(source.select(Node, Selection(equal)), query)
+    return count, [_node_json(source, row) for row in rows]
+
+
+def node(source: Source, node_id: str) -> Found:
+    row = _required(source.get(Node, node_id), "node", node_id)
+    return Found(_node_json(source, row), row.version)
+
+
+def placements(source: Source, query: Json) -> Page:
+    names = {"node": "node_id", "version_id": "version_id", "state": "state"}
+    equal = {field: query[name] for name, field in names.items() if name in query}
+    prefix = f"{query['model']}@" if "model" in query else ""
+    selection = Selection(equal, lambda row: row.version_id.startswith(prefix))
+    count, rows = page(source.select(Replica, selection), query)
+    return count, [_replica_json(row) for row in rows]
+
+
+def _node_json(source: Source, row: Node) -> Json:
+    body = _json(row)
+    del body["version"]
+    mine = source.select(Replica, Selection({"node_id": row.node_id}))
+    return {**body, "replicas": [_replica_json(one) for one in mine]}
+
+
+def _replica_json(row: Replica) -> Json:
+    body = _json(row)
+    del body["sha256"]
+    return body
+
+
+def decisions(query: Json) -> list[Json]:
+    """Newest first; those that start, stop or miss a replica of ``version_id``, if one is given."""
+    found = model_of(Decision).objects.order_by("-position")
+    if "before" in query:
+        found = found.filter(position__lt=query["before"])
+    if "as_of" in query:
+        found = found.filter(position__lte=_position_of(query["as_of"]))
+    if "version_id" in query:
+        quoted = f'"{query["version_id"]}"'
+        parts = Concat(*(Cast(name, TextField()) for name in ("started", "stopped", "unplaced")))
+        found = found.annotate(text=parts).filter(text__contains=quoted)
+    return [_json(row_of(Decision, values)) for values in found.values()[: query["limit"]]]
+
+
+def decision(decision_id: str) -> Found:
+    row = _required(DatabaseSource().get(Decision, decision_id), "decision", decision_id)
+    return Found(_json(row), row.generation)
+
+
+# --- helpers ----------------------------------------------------------------------------------
+def _required(row: Any, what: str, name: str) -> Any:
+    if row is None:
+        raise NotFound(what, name)
+    return row
+
+
+def _json(row: Row | msgspec.Struct) -> Json:
+    body: Json = msgspec.to_builtins(row)
+    return body
