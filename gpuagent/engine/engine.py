@@ -10,7 +10,7 @@ A step is: schedule, run, sample, deliver. What goes wrong inside a step is kept
 it belongs to: a row of NaN logits ends that request (`numerical_error`), an exception while a
 request's token is processed ends that request, and a forward pass that raises is repeated
 request by request to find whose it is (`engine_error`). Results of a failed request are never
-put into the prefix cache.
+put into the prefix cache, and its keys and values are erased.
 """
 
 import secrets
@@ -26,7 +26,7 @@ from torch import Tensor
 from gpuagent.engine.batch import SchedulerOutput, Sequence
 from gpuagent.engine.detokenizer import Detokenizer
 from gpuagent.engine.kv_tensors import KVTensors
-from gpuagent.engine.model_runner import ModelRunner
+from gpuagent.engine.model_runner import ModelRunner, StepResult
 from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
@@ -111,18 +111,15 @@ class TorchEngine:
     ) -> Self:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
-        `max_model_len` is at most what the model knows. Raises LoadError
-        for a bad folder and ValueError for impossible sizes.
+        `max_model_len` is at most what the model knows. Raises LoadError for a bad folder and
+        ValueError for sizes that leave no block or no slot.
         """
         folder = Path(path)
         model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len)
         block_bytes = block_size * model.config.kv_bytes_per_token(dtype)
-        blocks = num_blocks or kv_bytes // block_bytes
         longest = model.config.max_position
-        if blocks < 1:
-            raise ValueError(f"kv_bytes must hold a block of {block_bytes} bytes")
         scheduling = SchedulerConfig(
-            num_blocks=blocks,
+            num_blocks=num_blocks or kv_bytes // block_bytes,
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             max_num_seqs=max_num_seqs,
@@ -130,7 +127,7 @@ class TorchEngine:
             policy=policy,
             prefix_caching=prefix_caching,
         )
-        kv = KVTensors(model.config, blocks, block_size, DTYPES[dtype], device)
+        kv = KVTensors(model.config, scheduling.num_blocks, block_size, DTYPES[dtype], device)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         return cls(model, tokenizer, kv, scheduling, _eos_token_ids(folder, model))
 
@@ -166,9 +163,11 @@ class TorchEngine:
         self._cancelled = []
         if self._scheduler.has_work():
             output = self._scheduler.schedule()
-            ids, logits = self._run(output, delivery)
+            result = self._run(output, delivery)
             self._count(output)
-            self._deliver(ids, logits, delivery)
+            for request_id in result.unsound:
+                self._fail(request_id, "numerical_error", delivery)
+            self._deliver(result, delivery)
             self._scheduler.complete(output, delivery.tokens)
             for request_id in delivery.ended:
                 self._forget(request_id)
@@ -203,28 +202,28 @@ class TorchEngine:
                 message = f"token {token} is not in the vocabulary of {vocab_size}"
                 raise RequestRejected("invalid_token_id", message)
 
-    def _run(self, output: SchedulerOutput, delivery: _Delivery) -> tuple[list[str], Tensor]:
+    def _run(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
         self._runner.copy_blocks(output)
         try:
             return self._runner.run(output)
         except Exception:
             return self._run_one_by_one(output, delivery)
 
-    def _run_one_by_one(
-        self, output: SchedulerOutput, delivery: _Delivery
-    ) -> tuple[list[str], Tensor]:
+    def _run_one_by_one(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
         """The step again, a request at a time; those that raise end, the others go on."""
-        ids: list[str] = []
-        logits: list[Tensor] = []
+        results = []
         for work in output.work:
             try:
-                sampled, rows = self._runner.run(replace(output, work=(work,)))
+                results.append(self._runner.run(replace(output, work=(work,))))
             except Exception:
+                self._runner.erase(work)
                 self._fail(work.request_id, "engine_error", delivery)
-            else:
-                ids += sampled
-                logits += rows.unbind() if sampled else []
-        return ids, torch.stack(logits) if logits else torch.empty(0, 0)
+        rows = [row for result in results for row in result.logits.unbind()]
+        return StepResult(
+            request_ids=tuple(name for result in results for name in result.request_ids),
+            logits=torch.stack(rows) if rows else torch.empty(0, 0),
+            unsound=tuple(name for result in results for name in result.unsound),
+        )
 
     def _count(self, output: SchedulerOutput) -> None:
         """Decode tokens are single ones after the prompt; recomputed ones count as prefill."""
@@ -235,8 +234,8 @@ class TorchEngine:
             else:
                 self._counters.num_prefill_tokens += len(work.token_ids)
 
-    def _deliver(self, ids: list[str], logits: Tensor, delivery: _Delivery) -> None:
-        for request_id, chosen in self._sample(ids, logits, delivery):
+    def _deliver(self, result: StepResult, delivery: _Delivery) -> None:
+        for request_id, chosen in self._sample(result, delivery):
             if chosen is None:
                 self._fail(request_id, "numerical_error", delivery)
                 continue
@@ -245,23 +244,26 @@ class TorchEngine:
             except Exception:
                 self._fail(request_id, "engine_error", delivery)
 
-    def _sample(
-        self, ids: list[str], logits: Tensor, delivery: _Delivery
-    ) -> list[tuple[str, Sample | None]]:
+    def _sample(self, result: StepResult, delivery: _Delivery) -> list[tuple[str, Sample | None]]:
         """A sample for each request, found one by one if they cannot be found together."""
-        rows = [self._row(request_id) for request_id in ids]
+        rows = [self._row(request_id) for request_id in result.request_ids]
         if not rows:
             return []
         try:
-            return list(zip(ids, sample(logits, rows), strict=True))
+            return list(zip(result.request_ids, sample(result.logits, rows), strict=True))
         except Exception:
-            samples = []
-            for i, request_id in enumerate(ids):
-                try:
-                    samples.append((request_id, sample(logits[i : i + 1], rows[i : i + 1])[0]))
-                except Exception:
-                    self._fail(request_id, "engine_error", delivery)
-            return samples
+            return self._sample_one_by_one(result, rows, delivery)
+
+    def _sample_one_by_one(
+        self, result: StepResult, rows: list[SamplingRow], delivery: _Delivery
+    ) -> list[tuple[str, Sample | None]]:
+        samples = []
+        for i, request_id in enumerate(result.request_ids):
+            try:
+                samples.append((request_id, sample(result.logits[i : i + 1], rows[i : i + 1])[0]))
+            except Exception:
+                self._fail(request_id, "engine_error", delivery)
+        return samples
 
     def _row(self, request_id: str) -> SamplingRow:
         live, sequence = self._live[request_id], self._sequence(request_id)

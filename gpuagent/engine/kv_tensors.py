@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpuagent.engine.batch import Work
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.models.config import ModelConfig
 
@@ -42,6 +43,11 @@ class KVTensors:
         if copies:
             sources, targets = zip(*copies, strict=True)
             self._pool[:, :, self._slots(targets)] = self._pool[:, :, self._slots(sources)]
+
+    def erase(self, work: Work) -> None:
+        """Zero what the work's tokens have written."""
+        slots = self._slots(work.block_ids)[work.start : work.end]
+        self._pool[:, :, slots] = 0
 
     def _slots(self, blocks: Sequence[int]) -> Tensor:
         offsets = torch.arange(self.block_size)

@@ -1,5 +1,12 @@
-"""Turns one SchedulerOutput into one forward pass and the logits it asks for."""
+"""Turns one SchedulerOutput into one forward pass and the logits it asks for.
 
+A token whose hidden state is not finite has written keys and values that are not finite
+either, and a block is read whole, up to slots that a later owner has not filled yet: zero
+attention times NaN would be NaN in a stranger's output. So such slots are erased at once, and
+their request is reported as unsound.
+"""
+
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,6 +28,15 @@ class Model(Protocol):
         """Scores (rows, vocab) in float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Logits (rows, vocab) in float32, the requests of the rows, and those gone wrong."""
+
+    request_ids: tuple[str, ...]
+    logits: Tensor
+    unsound: tuple[str, ...] = ()
+
+
 class ModelRunner:
     """Runs a model over paged keys and values."""
 
@@ -30,23 +46,30 @@ class ModelRunner:
         self._workspace = Workspace(kv.keys.dtype, str(kv.keys.device))
 
     @torch.inference_mode()
-    def run(self, output: SchedulerOutput) -> tuple[list[str], Tensor]:
-        """Compute a step: the ids of the requests that sample, and their logits (rows, vocab).
+    def run(self, output: SchedulerOutput) -> StepResult:
+        """Compute a step.
 
         Running the same work again writes the same keys and values, so a caller may repeat
         part of a step. The block copies must not be repeated: see `copy_blocks`.
         """
         works = order_work(output.work)
         hidden = self._forward(works)
-        rows, ids, end = [], [], 0
+        unsound = self._unsound(works, hidden)
+        last_rows = {}
+        end = 0
         for work in works:
             end += len(work.token_ids)
-            if work.samples:
-                rows.append(end - 1)
-                ids.append(work.request_id)
-        if not rows:
-            return [], hidden.new_empty((0, 0))
-        return ids, self._model.logits(hidden[self._tensor(rows)])
+            if work.samples and work.request_id not in unsound:
+                last_rows[work.request_id] = end - 1
+        if not last_rows:
+            return StepResult((), hidden.new_empty((0, 0)), unsound)
+        logits = self._model.logits(hidden[self._tensor(list(last_rows.values()))])
+        return StepResult(tuple(last_rows), logits, unsound)
+
+    @torch.inference_mode()
+    def erase(self, work: Work) -> None:
+        """Zero the keys and values of the work's tokens."""
+        self._kv.erase(work)
 
     @torch.inference_mode()
     def copy_blocks(self, output: SchedulerOutput) -> None:
@@ -58,6 +81,15 @@ class ModelRunner:
         positions = [p for work in works for p in range(work.start, work.end)]
         attention = PagedAttention(self._kv, works, self._workspace)
         return self._model.forward(self._tensor(tokens), self._tensor(positions), attention)
+
+    def _unsound(self, works: list[Work], hidden: Tensor) -> tuple[str, ...]:
+        if torch.isfinite(hidden.sum(dtype=torch.float32)):
+            return ()
+        is_finite = torch.isfinite(hidden).all(-1).split([len(w.token_ids) for w in works])
+        unsound = [w for w, rows in zip(works, is_finite, strict=True) if not rows.all()]
+        for work in unsound:
+            self._kv.erase(work)
+        return tuple(work.request_id for work in unsound)
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._kv.keys.device)

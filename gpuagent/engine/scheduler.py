@@ -55,6 +55,8 @@ class SchedulerConfig:
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ValueError("there must be at least one KV block")
         if not 1 <= self.max_num_seqs <= self.max_batch_tokens:
             raise ValueError("max_batch_tokens must be at least max_num_seqs, and that at least 1")
 
