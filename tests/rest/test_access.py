@@ -46,7 +46,6 @@ def test_a_ticket_holds_for_ten_minutes_and_not_a_byte_changed() -> None:
         assert tokens.read_ticket(text, now=1001.0) is None
 
 
-@pytest.mark.django_db
 def test_a_revoked_or_expired_key_is_nobody() -> None:
     key_id, secret, full = tokens.new_key()
     keys.store_key(key_id, secret, "acme", ["inference"], expires_at=2000.0)
@@ -83,7 +82,6 @@ def test_readers_write_nothing() -> None:
     assert role_of_scopes(["inference"]) == ""
 
 
-@pytest.mark.django_db
 def test_five_wrong_passwords_close_the_door_for_a_while() -> None:
     for _ in range(users.MAX_FAILURES):
         assert users.seconds_until_login("ann", "10.0.0.1", now=1000.0) == 0
@@ -95,7 +93,6 @@ def test_five_wrong_passwords_close_the_door_for_a_while() -> None:
     assert users.seconds_until_login("ann", "10.0.0.1", now=1100.0) == 0
 
 
-@pytest.mark.django_db
 def test_create_admin_prints_a_password_that_works(settings, tmp_path) -> None:
     settings.DATA_DIR = tmp_path
     out = StringIO()

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 from asgiref.sync import sync_to_async
-from django.http import HttpResponse, StreamingHttpResponse
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from controlplane.adapters.export.formats import CONTENT_TYPES, Export
@@ -28,7 +29,9 @@ def records(what: str, after: int, upto: int, tenant_id: str | None) -> Iterator
         yield from batch
 
 
-def respond(query: dict[str, Any], tenant_id: str | None) -> HttpResponseBase:
+def respond(
+    request: HttpRequest, query: dict[str, Any], tenant_id: str | None
+) -> HttpResponseBase:
     """The file, or with ``manifest=true`` its manifest. ``upto`` is fixed now, so that both agree
     and whatever is appended meanwhile is left to the next export."""
     what, kind, after = query["what"], query["format"], query["after"]
@@ -47,7 +50,7 @@ def respond(query: dict[str, Any], tenant_id: str | None) -> HttpResponseBase:
         return HttpResponse(msgspec.json.encode(body), content_type="application/json")
     name = f"{what}-{after}-{upto}.{kind}"
     return StreamingHttpResponse(
-        _asynchronously(chunks),
+        _asynchronously(chunks) if isinstance(request, ASGIRequest) else chunks,
         content_type=CONTENT_TYPES[kind],
         headers={
             "Content-Disposition": f'attachment; filename="{name}"',

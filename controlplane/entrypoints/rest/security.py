@@ -16,6 +16,7 @@ from rest_framework.request import Request
 from controlplane.adapters.access.keys import principal_of_key
 from controlplane.adapters.access.policy import READ, WRITE, Principal, allowed
 from controlplane.adapters.access.users import principal_of
+from controlplane.adapters.readmodel.models import Tenant
 from controlplane.domain.errors import NotFound
 from controlplane.entrypoints.rest.problems import Problem
 
@@ -33,10 +34,18 @@ class KeyAuthentication(BaseAuthentication):
             principal = principal_of_key(token.strip().decode("latin-1"), time.time())
         if principal is None:
             raise AuthenticationFailed("The API key is not valid.")
+        _require_active(principal)
         return AnonymousUser(), principal
 
     def authenticate_header(self, request: Request) -> str:
         return 'Bearer realm="engine"'
+
+
+def _require_active(principal: Principal) -> None:
+    """A suspended tenant's keys open nothing, its own records included."""
+    of_tenant = Tenant.objects.filter(tenant_id=principal.tenant_id, suspended=True)
+    if principal.confined and of_tenant.exists():
+        raise Problem(403, "tenant_suspended", f"Tenant '{principal.tenant_id}' is suspended.")
 
 
 class CookieAuthentication(SessionAuthentication):

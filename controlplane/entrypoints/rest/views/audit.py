@@ -66,4 +66,4 @@ class AuditExport(ApiView):
         query = query_of(request, shapes.ExportQuery)
         if "tenant" in query:
             require_reach(principal_in(request), query["tenant"])
-        return exporting.respond(query, query.get("tenant") or tenant_filter(request))
+        return exporting.respond(request._request, query, query.get("tenant") or tenant_filter(request))
