@@ -351,6 +351,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
     connection = socket.socket(fileno=int(arguments[0]))
     config = msgspec.json.decode(arguments[2], type=ipc.WorkerConfig)
+    os.environ |= {"OMP_NUM_THREADS": str(config.threads), "TOKENIZERS_PARALLELISM": "false"}
     with suppress(EOFError, ConnectionError):  # the agent is gone
         Worker(ipc.WorkerEnd(connection), config).run()
     sys.stderr.flush()
