@@ -4,6 +4,7 @@ from functools import cache
 
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
+from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import Clock, EventStore
@@ -28,3 +29,8 @@ def command_handler() -> CommandHandler:
 def projector() -> Projector:
     """Writes the read model; for one thread at a time."""
     return Projector(event_store())
+
+
+def ledger() -> LedgerStore:
+    """A gateway's ledger, with a writer thread and a connection of its own."""
+    return LedgerStore()

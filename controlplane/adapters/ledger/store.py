@@ -20,7 +20,7 @@ class LedgerStore:
     """
 
     def __init__(self, alias: str = "default") -> None:
-        wrapper = connections[alias]
+        wrapper: Any = connections[alias]  # stubs know no `Database`, the driver module
         self.sql = statements(wrapper.vendor)
         self.writer = GroupWriter(lambda: _open(alias), self.sql, wrapper.Database.IntegrityError)
 

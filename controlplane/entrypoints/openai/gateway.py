@@ -1,0 +1,222 @@
+"""One gateway process: its parts, put together, and its periodic duties."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from controlplane.adapters.ledger.reaper import Reaper
+from controlplane.adapters.ledger.store import LedgerStore
+from controlplane.adapters.natsbus.connection import Bus, connect
+from controlplane.adapters.natsbus.subscriber import NodeSubscriber
+from controlplane.adapters.natsbus.transport import Transport
+from controlplane.application.fleet import BusUnavailable, FleetLoads, NodeLoad
+from controlplane.application.fleet_state import FleetState
+from controlplane.application.limits import TenantLimits
+from controlplane.application.ports import Clock, EventStore, RecordedEvent
+from controlplane.application.project import LiveRows
+from controlplane.application.serve import Refused, Serving
+from controlplane.application.settle import Settler
+from controlplane.domain.ids import version_id
+from controlplane.domain.model import ModelVersionRetired
+from controlplane.entrypoints.openai.app import GatewayApp
+from controlplane.entrypoints.openai.encoding import Encoders
+from controlplane.entrypoints.openai.handlers import Inference, Models
+from controlplane.entrypoints.openai.jwt_tokens import JwtVerifier, read_issuers
+from controlplane.entrypoints.openai.metrics import GatewayMetrics
+from controlplane.entrypoints.openai.nodes import FleetPlacer, NatsGenerator
+from controlplane.entrypoints.openai.orders import OrderDesk
+from controlplane.entrypoints.openai.principals import Authenticator, KeyRing
+from controlplane.entrypoints.openai.server import DRAIN_S
+from controlplane.entrypoints.openai.websocket import WebSockets
+from controlplane.projections.tenants import Tenant
+
+CONNECT_TIMEOUT_S = 30.0
+SWEEP_S = 1.0
+PROGRESS_S = 2.0
+BEAT_S = 5.0
+LAST_USE_S = 60.0
+
+log = structlog.get_logger("gateway")
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """``secret`` keys the tenants' cache salts; ``jwt_issuers`` is a JSON file or None."""
+
+    nats_url: str
+    nats_creds: Path | None
+    allowed_hosts: tuple[str, ...]
+    jwt_issuers: Path | None
+    secret: bytes
+
+
+class Gateway:
+    """``await start()`` inside the event loop that serves ``app``; then ``await stop()``."""
+
+    def __init__(
+        self, settings: GatewaySettings, store: EventStore, ledger: LedgerStore, clock: Clock
+    ) -> None:
+        self._settings, self._ledger, self._clock = settings, ledger, clock
+        self.host = socket.gethostname()
+        self.name = f"gw-{os.getpid()}-{secrets.token_hex(4)}"  # one token of a bus subject
+        self.state, self.loads = FleetState(), FleetLoads()
+        self.keys = KeyRing()
+        self._loop = asyncio.get_running_loop()
+        self.live = LiveRows(store, on_event=self._on_event)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Ready to serve when it returns; raises what makes that impossible."""
+        await asyncio.to_thread(self.live.start)
+        await self.keys.load()
+        self.bus = await connect(
+            self._settings.nats_url, self._settings.nats_creds, self.name,
+            timeout_s=CONNECT_TIMEOUT_S,
+        )  # fmt: skip
+        self._build(self.bus)
+        await self.transport.start()
+        await NodeSubscriber(self.bus, self._on_load).start()
+        num_orphans = await self.reaper.start()
+        log.info("gateway started", gateway=self.name, position=self.live.position,
+                 orphans_closed=num_orphans)  # fmt: skip
+        for seconds, duty in (
+            (SWEEP_S, self._sweep),
+            (PROGRESS_S, self._note_progress),
+            (BEAT_S, self._beat),
+            (LAST_USE_S, self.keys.write_last_use),
+        ):
+            self._tasks.append(asyncio.create_task(self._repeat(seconds, duty)))
+
+    def _build(self, bus: Bus) -> None:
+        settings, monotonic = self._settings, self._clock.monotonic
+        self.transport = Transport(bus, self.name, monotonic)
+        self.placer = FleetPlacer(self.state, self.loads, monotonic)
+        self.serving = Serving(
+            ledger=self._ledger,
+            settler=Settler(self._ledger),
+            generator=NatsGenerator(self.transport, self.name),
+            placer=self.placer,
+            limits=TenantLimits(monotonic),
+            clock=self._clock,
+            gateway=self.name,
+            lose_node=self.transport.fail_node,
+        )
+        self.reaper = Reaper(self._ledger, self.name, self.host, self._clock, self.serving.live)
+        self.encoders = Encoders(self._tokenizer)
+        self.metrics = GatewayMetrics(self._gauges)
+        self.app = self._build_app(settings)
+
+    def _build_app(self, settings: GatewaySettings) -> GatewayApp:
+        jwts = JwtVerifier(read_issuers(settings.jwt_issuers))
+        authenticator = Authenticator(self.keys, jwts, self.live.rows)
+        desk = OrderDesk(self.state, self.encoders, self._clock.monotonic, settings.secret)
+        inference = Inference(self.serving, desk, authenticator, self.metrics)
+        self.websockets = WebSockets(inference)
+        return GatewayApp(
+            inference,
+            Models(self.state, self.live.rows, desk, authenticator),
+            self.websockets,
+            self.metrics,
+            self.readiness,
+            settings.allowed_hosts,
+        )
+
+    async def _tokenizer(self, wanted: str) -> Any:
+        try:
+            return await self.transport.tokenizer(wanted)
+        except BusUnavailable as error:
+            text = "The message bus is not reachable."
+            raise Refused("bus_unavailable", text, retry_after=error.retry_after) from error
+
+    # --- what comes in --------------------------------------------------------------------------
+    def _on_event(self, recorded: RecordedEvent) -> None:
+        """From the follower's thread; what the event loop reads is changed in the event loop."""
+        self._loop.call_soon_threadsafe(self._apply, recorded)
+
+    def _apply(self, recorded: RecordedEvent) -> None:
+        event = recorded.event
+        self.state.apply(recorded)
+        self.keys.apply(event)
+        if isinstance(event, ModelVersionRetired):
+            self.encoders.forget(version_id(event.name, event.version))
+
+    def _on_load(self, load: NodeLoad) -> None:
+        self.placer.record(load)
+        self.transport.saw_boot(load.node_id, load.boot_id)
+
+    # --- duties ---------------------------------------------------------------------------------
+    async def _repeat(self, seconds: float, duty: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await duty()
+            except Exception as error:  # a duty must outlive a store or a bus that is away
+                log.warning("duty failed", duty=duty.__name__, error=str(error))
+
+    async def _sweep(self) -> None:
+        self.serving.sweep(self._is_suspended)
+        await self.transport.tick()
+        await self.serving.settler.retry_unsettled()
+
+    def _is_suspended(self, tenant_id: str) -> bool:
+        tenant = self.live.rows.get(Tenant, tenant_id)
+        return tenant is None or tenant.suspended
+
+    async def _note_progress(self) -> None:
+        await self._ledger.progress(self.serving.progress())
+
+    async def _beat(self) -> None:
+        closed = await self.reaper.beat()
+        if closed:
+            log.warning("orphans closed", count=closed)
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "engine:num_requests_running": float(len(self.serving.calls)),
+            "engine_gateway_unsettled_requests": float(len(self.serving.settler.unsettled)),
+            "engine_gateway_websockets": float(self.websockets.num_open),
+            "engine_gateway_log_position": float(self.live.position),
+            "engine_gateway_bus_connected": float(self.bus.connected),
+        }
+
+    def readiness(self) -> dict[str, str]:
+        """What keeps this gateway from serving, by part."""
+        wrong = {}
+        if not self.bus.connected:
+            wrong["bus"] = "not connected"
+        if self.live.follower.failure is not None:
+            wrong["log"] = "following stopped"
+        if self.serving.draining:
+            wrong["gateway"] = "shutting down"
+        return wrong
+
+    # --- the end --------------------------------------------------------------------------------
+    def begin_drain(self) -> None:
+        """Take no new request; after a while end what still runs, with a typed error."""
+        self.serving.draining = True
+        self._loop.call_soon_threadsafe(self._loop.call_later, DRAIN_S, self._fail_remaining)
+
+    def _fail_remaining(self) -> None:
+        for call in list(self.serving.calls.values()):
+            call.fail(Refused("shutting_down", "The gateway is shutting down.", retry_after=1))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        with contextlib.suppress(Exception):  # the others reap what could not be said
+            await asyncio.wait_for(self.reaper.stop(), 1.0)
+        self.live.stop()
+        self.keys.close()
+        await self.bus.close(1.0)
+        await self._ledger.close()

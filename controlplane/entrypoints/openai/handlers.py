@@ -1,0 +1,270 @@
+"""The endpoints under ``/v1``: parse, call the serving core, write the answer.
+
+A stream's response begins with its first token, so that an engine that fails before it still gets
+a proper status; only after ten silent seconds is it begun early, with a comment to keep proxies
+calm. The last chunk, the usage and ``[DONE]`` are written once the request is on record.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from controlplane.application.fleet_state import FleetState
+from controlplane.application.ports import AuditUnavailable, Terminal
+from controlplane.application.serve import SLOW_READER_S, Call, Refused, Serving
+from controlplane.dispatch.resolve import visible_names
+from controlplane.entrypoints.openai import answers, strict_json
+from controlplane.entrypoints.openai.errors import Headers
+from controlplane.entrypoints.openai.metrics import GatewayMetrics, ModelFigures
+from controlplane.entrypoints.openai.orders import OrderDesk, header_class
+from controlplane.entrypoints.openai.parameters import (
+    Parameters,
+    chat_parameters,
+    completion_parameters,
+)
+from controlplane.entrypoints.openai.principals import Authenticator, Principal
+from controlplane.entrypoints.openai.request import Request
+from controlplane.projections.base import Rows
+from controlplane.projections.catalog import Model
+
+SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+PARSERS: dict[str, Callable[[Any], Parameters]] = {
+    "chat": chat_parameters,
+    "completions": completion_parameters,
+}
+
+
+class Inference:
+    """Chat and text completions over HTTP."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        desk: OrderDesk,
+        authenticator: Authenticator,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.serving, self.desk = serving, desk
+        self.authenticator, self.metrics = authenticator, metrics
+
+    async def chat(self, request: Request) -> None:
+        await self._serve(request, "chat")
+
+    async def completions(self, request: Request) -> None:
+        await self._serve(request, "completions")
+
+    async def _serve(self, request: Request, endpoint: str) -> None:
+        principal = await self.authenticator.from_header(request.headers.get(b"authorization"))
+        latency_class = header_class(request.headers.get(b"x-latency-class"))
+        parameters = PARSERS[endpoint](strict_json.parse_object(await request.json_body()))
+        job = await self.desk.job(principal, endpoint, parameters, latency_class)
+        call = await self.serving.start(job)
+        watch = asyncio.ensure_future(_watch(request, call))
+        task = asyncio.current_task()
+        assert task is not None
+        call.on_cut = task.cancel
+        try:
+            if parameters.stream:
+                await self._stream(request, call, parameters.include_usage)
+            else:
+                await self._whole(request, call)
+        except asyncio.CancelledError:
+            if not call.was_cut:
+                raise
+            _abort(request)
+        finally:
+            watch.cancel()
+            await self.record(call)
+
+    async def record(self, call: Call) -> Terminal | None:
+        """The end on record, whichever way the request came to it; once only."""
+        try:
+            terminal = await call.finish()
+        except AuditUnavailable:
+            return None  # it stays with the settler, which goes on trying
+        if terminal is not None:
+            self.metrics.ended(call.job, terminal)
+        return terminal
+
+    # --- one body -------------------------------------------------------------------------------
+    async def _whole(self, request: Request, call: Call) -> None:
+        collector = answers.Collector(call)
+        while not call.is_over:
+            collector.add(await call.next())
+        if call.client_gone:
+            return
+        await self._settled(call)
+        if call.error is not None:
+            raise call.error
+        body = collector.body(call, int(time.time()))
+        await request.respond(200, body, _headers(call, self.serving.monotonic()))
+
+    async def _settled(self, call: Call) -> None:
+        """Like ``record``, but for a client that waits: what is not on record is not complete."""
+        try:
+            terminal = await call.finish()
+        except AuditUnavailable as error:
+            call.error = Refused(
+                "audit_unavailable", "The end of the request could not be recorded.", retry_after=1
+            )
+            raise call.error from error
+        if terminal is not None:
+            self.metrics.ended(call.job, terminal)
+
+    # --- a stream -------------------------------------------------------------------------------
+    async def _stream(self, request: Request, call: Call, include_usage: bool) -> None:
+        batch = await call.next()
+        if call.error is not None and not batch:
+            await self._fail_before_start(call)
+            return
+        headers = SSE_HEADERS + _headers(call, self.serving.monotonic())
+        await request.start(200, headers)
+        writer = answers.ChunkWriter(call, int(time.time()), include_usage=include_usage)
+        figures = self.metrics.of(call.job.version_id)
+        await self._write_all(request, call, writer, batch, figures)
+        if call.client_gone:
+            return
+        last = await self._ending(request, call, writer)
+        try:
+            async with asyncio.timeout(SLOW_READER_S):
+                await request.end(last)
+        except TimeoutError:
+            _abort(request)
+
+    async def _fail_before_start(self, call: Call) -> None:
+        if call.client_gone:
+            return
+        await self._settled(call)
+        assert call.error is not None
+        raise call.error
+
+    async def _write_all(
+        self,
+        request: Request,
+        call: Call,
+        writer: answers.ChunkWriter,
+        batch: list[Any],
+        figures: ModelFigures,
+    ) -> None:
+        """Write deltas as they come, until there are no more."""
+        monotonic, wrote_at = self.serving.monotonic, 0.0
+        while True:
+            chunk = writer.deltas(batch) if batch else answers.HEARTBEAT
+            if call.num_open:
+                chunk += b"".join(
+                    writer.finish(part) for part, delta in batch if delta.finish_reason
+                )
+            if chunk:
+                now = call.written_at = monotonic()
+                if wrote_at:
+                    figures.itl.observe(now - wrote_at)
+                wrote_at = now
+                await request.write(chunk)
+                call.written_at = monotonic()
+            if call.is_over:
+                return
+            batch = await call.next()
+            if call.error is not None and not batch:
+                return
+
+    async def _ending(self, request: Request, call: Call, writer: answers.ChunkWriter) -> bytes:
+        """The last bytes: finish reasons held back until now, usage, or the error; and DONE."""
+        with contextlib.suppress(Refused):  # then it is in call.error
+            await self._settled(call)
+        if call.error is not None:
+            return answers.error_event(call.error, request.request_id) + answers.DONE
+        last = b"".join(map(writer.finish, call.parts))
+        return last + writer.usage(call) + answers.DONE
+
+
+async def _watch(request: Request, call: Call) -> None:
+    """Learn that the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    call.client_left()
+
+
+def _abort(request: Request) -> None:
+    """Drop the connection of a client that does not read: closing would wait for it to read."""
+    cycle = getattr(request.send, "__self__", None)
+    transport = getattr(cycle, "transport", None)
+    if transport is not None:
+        transport.abort()
+
+
+def _headers(call: Call, now: float) -> Headers:
+    job = call.job
+    target = call.parts[0].target
+    return [
+        (b"x-engine-node", (target.node_id if target else "").encode()),
+        (b"x-engine-model-version", job.version_id.encode()),
+        (b"x-engine-request-id", job.request_id.encode()),
+        (b"openai-processing-ms", b"%d" % round((now - job.began) * 1000)),
+        *limit_headers(job.limits),
+    ]
+
+
+def limit_headers(limits: Any) -> Headers:
+    """``x-ratelimit-*`` of an Admission; none if the request never came that far."""
+    if limits is None:
+        return []
+    return [
+        (b"x-ratelimit-limit-requests", b"%d" % limits.limit_requests),
+        (b"x-ratelimit-limit-tokens", b"%d" % limits.limit_tokens),
+        (b"x-ratelimit-remaining-requests", b"%d" % limits.remaining_requests),
+        (b"x-ratelimit-remaining-tokens", b"%d" % limits.remaining_tokens),
+        (b"x-ratelimit-reset-requests", duration_text(limits.reset_requests)),
+        (b"x-ratelimit-reset-tokens", duration_text(limits.reset_tokens)),
+    ]
+
+
+def duration_text(seconds: float) -> bytes:
+    """As OpenAI writes it: ``12ms``, ``1.5s``, ``6m0s``."""
+    if seconds < 1:
+        return b"%dms" % round(seconds * 1000)
+    if seconds < 60:
+        return f"{seconds:.3g}s".encode()
+    return b"%dm%ds" % divmod(round(seconds), 60)
+
+
+class Models:
+    """The models a tenant may ask for."""
+
+    def __init__(
+        self, state: FleetState, rows: Rows, desk: OrderDesk, authenticator: Authenticator
+    ) -> None:
+        self._state, self._rows = state, rows
+        self._desk, self._authenticator = desk, authenticator
+
+    async def list(self, request: Request) -> None:
+        principal = await self._authenticator.from_header(request.headers.get(b"authorization"))
+        names = visible_names(self._state.catalog, principal.tenant.tenant_id)
+        data = [self._describe(principal, name) for name in names]
+        await request.respond(200, msgspec.json.encode({"object": "list", "data": data}))
+
+    async def get(self, request: Request, name: str) -> None:
+        principal = await self._authenticator.from_header(request.headers.get(b"authorization"))
+        await request.respond(200, msgspec.json.encode(self._describe(principal, name)))
+
+    def _describe(self, principal: Principal, name: str) -> dict[str, Any]:
+        """Raises Refused ``model_not_found``, for a foreign model as for an absent one."""
+        found = self._desk.resolve(name, principal.tenant.tenant_id, principal.subject, "")
+        row = self._rows.get(Model, found.model)
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(row.created_at) if row else 0,
+            "owned_by": "engine",
+            "root": found.version_id,
+            "parent": None if name == found.model else found.model,
+            "max_model_len": found.spec.max_model_len,
+            "ready": self._state.num_ready(found.version_id) > 0,
+        }

@@ -1,0 +1,84 @@
+"""The nodes as the gateway reaches them: which replica to ask, and the asking itself."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from controlplane.adapters.natsbus.transport import (
+    BusUnavailable,
+    Generate,
+    RequestTooLarge,
+    Sampling,
+    Transport,
+)
+from controlplane.application.fleet import FleetLoads, NodeLoad
+from controlplane.application.fleet_state import FleetState
+from controlplane.application.serve import LOST_S, Job, Order, Refused, SamplingOptions, Target
+from controlplane.dispatch.choose import RequestView, choose
+from controlplane.dispatch.refusals import NotReady
+
+
+class FleetPlacer:
+    """``serve.Placer`` over the log's placement and the nodes' telemetry."""
+
+    def __init__(
+        self, state: FleetState, loads: FleetLoads, monotonic: Callable[[], float]
+    ) -> None:
+        self._state, self._loads, self._monotonic = state, loads, monotonic
+
+    def choose(self, job: Job, excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
+        views = self._state.candidates(job.version_id, self._loads, self._monotonic(), num_local)
+        request = RequestView(len(job.prompts[0]), job.max_tokens[0])
+        try:
+            choice = choose(views, request, excluded=excluded)
+        except NotReady as error:
+            reason = self._state.unplaced_reason(job.version_id)
+            text = f"{error.message} {reason}".strip()
+            raise Refused(error.code, text, "model", error.retry_after) from error
+        return Target(choice.node_id, choice.replica_id)
+
+    def is_heard(self, node_id: str) -> bool:
+        age = self._loads.age_s(node_id, self._monotonic())
+        return age is not None and age <= LOST_S
+
+    def record(self, load: NodeLoad) -> None:
+        self._loads.record(load, self._monotonic())
+
+
+class NatsGenerator:
+    """``serve.Generator`` over the bus."""
+
+    def __init__(self, transport: Transport, gateway: str) -> None:
+        self._transport, self._gateway = transport, gateway
+
+    async def generate(self, node_id: str, order: Order, sink: Callable[[Any], None]) -> None:
+        message = Generate(
+            request_id=order.request_id,
+            gateway=self._gateway,
+            replica_id=order.replica_id,
+            prompt_token_ids=order.prompt_token_ids,
+            sampling=_sampling(order.sampling, order.max_tokens),
+            latency_class=order.latency_class,
+            cache_salt=order.cache_salt,
+            attempt=order.attempt,
+        )
+        try:
+            await self._transport.generate(node_id, message, sink)
+        except BusUnavailable as error:
+            text = "The message bus is not reachable."
+            raise Refused("bus_unavailable", text, retry_after=error.retry_after) from error
+        except RequestTooLarge as error:
+            text = "The prompt is too large to be sent to a node."
+            raise Refused("context_length_exceeded", text, "messages") from error
+
+    async def cancel(self, request_id: str) -> None:
+        await self._transport.cancel(request_id)
+
+    def release(self, request_id: str) -> None:
+        self._transport.release(request_id)
+
+
+_FIELDS = SamplingOptions.__struct_fields__
+
+
+def _sampling(options: SamplingOptions, max_tokens: int) -> Sampling:
+    return Sampling(max_tokens=max_tokens, **{name: getattr(options, name) for name in _FIELDS})

@@ -1,0 +1,117 @@
+"""From a principal and checked parameters to a ``Job``: resolve, encode, fill in the limits."""
+
+import hashlib
+import hmac
+import os
+from collections.abc import Callable
+from functools import lru_cache
+
+from controlplane.application.fleet_state import FleetState
+from controlplane.application.serve import Job, Refused
+from controlplane.dispatch import refusals
+from controlplane.dispatch.admit import Asked, output_limit
+from controlplane.dispatch.resolve import Resolved, resolve
+from controlplane.entrypoints.openai.encoding import Encoder, Encoders
+from controlplane.entrypoints.openai.parameters import SERVICE_TIERS, Parameters
+from controlplane.entrypoints.openai.principals import Principal
+
+BEST_CLASS = {"free": "standard"}  # tiers whose best class is not realtime
+
+
+class OrderDesk:
+    """Makes jobs. ``secret`` keys the tenants' cache salts; nothing a client sends enters them."""
+
+    def __init__(
+        self,
+        state: FleetState,
+        encoders: Encoders,
+        monotonic: Callable[[], float],
+        secret: bytes,
+    ) -> None:
+        self._state, self._encoders, self._monotonic = state, encoders, monotonic
+        self._salt = lru_cache(4096)(
+            lambda tenant_id: hmac.digest(secret, b"cache\0" + tenant_id.encode(), hashlib.sha256)
+        )
+
+    async def job(
+        self, principal: Principal, endpoint: str, parameters: Parameters, latency_class: str
+    ) -> Job:
+        """Raises Refused."""
+        began = self._monotonic()
+        request_id = new_request_id()
+        tenant = principal.tenant
+        user = parameters.user or principal.subject
+        found = self.resolve(parameters.model, tenant.tenant_id, user, request_id)
+        encoder = await self._encoders.get(found.version_id)
+        encoder.check_bias(parameters.sampling.logit_bias)
+        prompts = await _encode(encoder, parameters, found)
+        return Job(
+            request_id=request_id,
+            tenant_id=tenant.tenant_id,
+            subject=principal.subject,
+            tier=tenant.tier,
+            endpoint=endpoint,
+            requested_model=parameters.model,
+            route=found.route,
+            arm=found.arm,
+            version_id=found.version_id,
+            latency_class=_class_of(latency_class or parameters.latency_class, tenant.tier),
+            budget_tokens=tenant.budget_tokens,
+            budget_period=tenant.budget_period,
+            prompts=prompts,
+            num_choices=parameters.n,
+            max_tokens=tuple(_limit(encoder, parameters, found, prompt) for prompt in prompts),
+            sampling=parameters.sampling,
+            cache_salt=self._salt(tenant.tenant_id),
+            began=began,
+        )
+
+    def resolve(self, name: str, tenant_id: str, user: str, request_id: str) -> Resolved:
+        try:
+            return resolve(self._state.catalog, name, tenant_id, user, request_id)
+        except refusals.Refused as error:
+            raise Refused("model_not_found", error.message, "model") from error
+
+
+def new_request_id() -> str:
+    return f"req-{os.urandom(16).hex()}"
+
+
+async def _encode(
+    encoder: Encoder, parameters: Parameters, found: Resolved
+) -> tuple[tuple[int, ...], ...]:
+    limit = min(found.spec.max_model_len, encoder.max_model_len or found.spec.max_model_len)
+    if parameters.messages:
+        return (await encoder.chat(parameters.messages, limit),)
+    return tuple([await encoder.prompt(prompt, limit) for prompt in parameters.prompts])
+
+
+def _limit(
+    encoder: Encoder, parameters: Parameters, found: Resolved, prompt: tuple[int, ...]
+) -> int:
+    asked = Asked(len(prompt), parameters.max_tokens, parameters.n)
+    try:
+        return output_limit(found.spec, asked, encoder.max_model_len)
+    except refusals.InvalidRequest as error:
+        param = "prompt" if error.param == "messages" and parameters.prompts else error.param
+        raise Refused(error.code, error.message, param) from error
+
+
+def header_class(value: bytes | None) -> str:
+    """The latency class of an ``X-Latency-Class`` header, "" without one; raises Refused."""
+    if value is None:
+        return ""
+    name = value.decode("latin-1").strip().lower()
+    if name not in SERVICE_TIERS:
+        raise Refused(
+            "invalid_parameter",
+            "X-Latency-Class is realtime, standard or batch.",
+            "X-Latency-Class",
+        )
+    return SERVICE_TIERS[name]
+
+
+def _class_of(asked: str, tier: str) -> str:
+    """What was asked, or standard; no better than the tier allows."""
+    wanted = asked or "standard"
+    return BEST_CLASS.get(tier, wanted) if wanted == "realtime" else wanted

@@ -1,0 +1,154 @@
+"""One HTTP request at the edge: its headers, its bounded body, and how it is answered.
+
+Nothing of the body is read before the caller is known, and never more than the limit: a false or
+missing Content-Length changes nothing, since the bytes are counted as they come.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+from controlplane.application.serve import Refused
+from controlplane.entrypoints.openai.errors import Headers, encode_error, headers_of, status_of
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+BODY_TIMEOUT_S = 30.0
+JSON_TYPE = (b"content-type", b"application/json")
+CORS: Headers = [  # bearer tokens only, no cookies: any page may ask with a token that it has
+    (b"access-control-allow-origin", b"*"),
+    (
+        b"access-control-expose-headers",
+        b"x-request-id, retry-after, x-engine-node, x-engine-model-version, x-engine-request-id",
+    ),
+]
+_SINGLE = frozenset({b"authorization", b"host", b"content-length", b"content-type"})
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had sent its request."""
+
+
+class Request:
+    """``headers`` maps lower-case names to the first value of each."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.headers: dict[bytes, bytes] = {}
+        self.has_repeated_header = False
+        for name, value in scope["headers"]:
+            if name in self.headers:
+                self.has_repeated_header |= name in _SINGLE
+            else:
+                self.headers[name] = value
+        named = self.headers.get(b"x-request-id", b"")
+        self.request_id = named.decode() if _REQUEST_ID.fullmatch(named) else request_id
+        self.started = False
+
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
+
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
+
+    # --- in -------------------------------------------------------------------------------------
+    async def json_body(self) -> bytes:
+        """The body of a JSON request; raises Refused, ClientGone."""
+        kind = self.headers.get(b"content-type", b"application/json").partition(b";")[0]
+        if kind.strip().lower() != b"application/json":
+            raise Refused("unsupported_media_type", "Send application/json.")
+        encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
+        if encoding != b"identity":
+            raise Refused("unsupported_encoding", "Send the body without a content encoding.")
+        length = self.headers.get(b"content-length", b"0")
+        if length.isdigit() and len(length) < 20 and int(length) > MAX_BODY_BYTES:
+            raise _too_large()
+        message = await self.receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            return self._checked(bytes(message.get("body", b"")))
+        return await self._long_body(message)
+
+    async def _long_body(self, message: Message) -> bytes:
+        chunks, size = [], 0
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    if message["type"] != "http.request":
+                        raise ClientGone
+                    chunks.append(bytes(message.get("body", b"")))
+                    size += len(chunks[-1])
+                    if size > MAX_BODY_BYTES:
+                        raise _too_large()
+                    if not message.get("more_body"):
+                        return self._checked(b"".join(chunks))
+                    message = await self.receive()
+        except TimeoutError as error:
+            raise Refused("request_timeout", "The body did not come in time.") from error
+
+    def _checked(self, body: bytes) -> bytes:
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_large()
+        return body
+
+    # --- out ------------------------------------------------------------------------------------
+    async def respond(
+        self,
+        status: int,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        content_type: tuple[bytes, bytes] = JSON_TYPE,
+    ) -> None:
+        """Send a whole response."""
+        length = (b"content-length", b"%d" % len(body))
+        await self.start(status, [content_type, length, *headers])
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        named = (b"x-request-id", self.request_id.encode())
+        await self.send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, named, *CORS]}
+        )
+
+    async def write(self, chunk: bytes) -> None:
+        """Send a part of a streamed body; waits while the client reads slowly."""
+        await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self, chunk: bytes = b"") -> None:
+        await self.send({"type": "http.response.body", "body": chunk})
+
+    async def refuse(self, error: Refused, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Send the error envelope; an unread body ends the connection."""
+        extra = [*headers_of(error), *headers]
+        if error.code in ("body_too_large", "request_timeout"):
+            extra.append((b"connection", b"close"))
+        await self.respond(status_of(error), encode_error(error, self.request_id), extra)
+
+
+def _too_large() -> Refused:
+    return Refused("body_too_large", f"A body has at most {MAX_BODY_BYTES} bytes.")
+
+
+def host_is_allowed(host: bytes, allowed: Sequence[str]) -> bool:
+    """Whether a Host header names one of ``allowed``; ``*`` allows all, ``.x`` also subdomains."""
+    if "*" in allowed:
+        return True
+    name = host.decode("latin-1").lower()
+    if name.endswith("]") or ":" not in name:
+        bare = name
+    else:
+        bare, _, port = name.rpartition(":")
+        if not port.isdigit():
+            return False
+    return any(
+        bare == pattern or (pattern.startswith(".") and bare.endswith(pattern))
+        for pattern in allowed
+    )

@@ -1,0 +1,118 @@
+"""The HTTP server: uvicorn, with limits on what a client may do before its request is complete.
+
+uvicorn bounds neither the size of a head nor the time it may take. Here a request's head has ten
+seconds, a hundred lines and 32 KiB; whoever needs more is cut off. uvicorn's ``send`` waits while a
+client's buffer is full (64 KiB), which is what keeps a slow reader from costing memory.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_TIMEOUT_S = 10.0
+MAX_HEADERS = 100
+MAX_HEAD_BYTES = 32 * 1024
+DRAIN_S = 5.0
+GRACE_S = 7
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """httptools' parser with a deadline and a bound for each request's head."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_in()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        if self._deadline is None:
+            self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_is_in()
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
+            self._cut()
+            raise ValueError("the request's head is too large")  # stops the parser
+
+    def _expect_head(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._cut)
+
+    def _head_is_in(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _cut(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class GatewayServer(uvicorn.Server):
+    """Tells the gateway that the end has come before uvicorn begins to wait for its streams."""
+
+    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_exit = on_exit
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_exit()
+        super().handle_exit(sig, frame)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(2048)
+    listener.set_inheritable(True)
+    return listener
+
+
+def make_server(app: Any, on_exit: Callable[[], None]) -> GatewayServer:
+    config = uvicorn.Config(
+        app,
+        http=GuardedProtocol,
+        ws="websockets-sansio",
+        ws_max_size=1024 * 1024,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_S,
+        backlog=2048,
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # uvicorn raises it again once it has shut down
+    return GatewayServer(config, on_exit)

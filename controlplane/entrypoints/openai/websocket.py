@@ -1,0 +1,314 @@
+"""``/ws/v1/stream``: many generations on one connection, as JSON text frames.
+
+::
+
+    client  {"type":"auth","token":"sk_…"}                  unless an Authorization header was sent
+    server  {"type":"ready","tenant":"acme"}
+    client  {"type":"generate","id":"a","endpoint":"chat","request":{…}}
+    server  {"type":"started","id":"a","request_id":…,"model":…,"version_id":…,"node":…}
+    server  {"type":"delta","id":"a","index":0,"text":"Hel","num_tokens":1}
+    client  {"type":"cancel","id":"a"}
+    server  {"type":"done","id":"a","finish_reason":"cancelled","usage":{…},"ttft_ms":…,…}
+
+``done`` is sent once the record is durable. Errors of one generation are an ``error`` frame with
+its id; errors of the connection close it: 4401 no authentication in time, 1003 binary, 1007 not
+UTF-8, 1008 flooding, 1009 too large. A token in the query string is refused with 400 before the
+handshake: query strings end in logs.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from controlplane.application.ports import AuditUnavailable
+from controlplane.application.serve import Call, Refused
+from controlplane.entrypoints.openai import answers, strict_json
+from controlplane.entrypoints.openai.errors import body_of, encode_error, status_of
+from controlplane.entrypoints.openai.handlers import PARSERS, Inference
+from controlplane.entrypoints.openai.principals import Principal
+from controlplane.entrypoints.openai.request import Receive, Scope, Send, host_is_allowed
+
+PATH = "/ws/v1/stream"
+AUTH_DEADLINE_S = 5.0
+MAX_MESSAGE_BYTES = 1024 * 1024
+MAX_OPEN = 64
+MAX_ID_CHARS = 64
+MESSAGES_PER_SECOND = 100
+WARNINGS = 20
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Close(Exception):
+    """End the connection with this code."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class WebSockets:
+    """Accepts connections for the token websocket."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self.num_open = 0
+
+    async def serve(
+        self, scope: Scope, receive: Receive, send: Send, allowed_hosts: Sequence[str]
+    ) -> None:
+        headers = dict(reversed(scope["headers"]))
+        await receive()  # websocket.connect
+        refusal = _refusal(scope, headers, allowed_hosts)
+        if refusal is not None:
+            await _deny(send, refusal)
+            return
+        principal = None
+        if b"authorization" in headers:
+            try:
+                header = headers[b"authorization"]
+                principal = await self._inference.authenticator.from_header(header)
+            except Refused as error:
+                await _deny(send, error)
+                return
+        await send({"type": "websocket.accept"})
+        self.num_open += 1
+        try:
+            await Connection(self._inference, receive, send).run(principal)
+        finally:
+            self.num_open -= 1
+
+
+def _refusal(
+    scope: Scope, headers: dict[bytes, bytes], allowed_hosts: Sequence[str]
+) -> Refused | None:
+    if scope["path"] != PATH:
+        return Refused("not_found", "There is no such path.")
+    if not host_is_allowed(headers.get(b"host", b""), allowed_hosts):
+        return Refused("bad_host", "The Host header names no host of this service.")
+    if scope["query_string"]:
+        return Refused("unknown_field", "This path takes no query; send the token in a message.")
+    return None
+
+
+async def _deny(send: Send, error: Refused) -> None:
+    """Answer the handshake with an ordinary HTTP response."""
+    body = encode_error(error, "")
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    start = {"type": "websocket.http.response.start", "status": status_of(error)}
+    await send({**start, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
+
+
+class Connection:
+    """One client; its generations run as tasks and share the socket's flow control."""
+
+    def __init__(self, inference: Inference, receive: Receive, send: Send) -> None:
+        self._inference, self._receive, self._raw_send = inference, receive, send
+        self._calls: dict[str, Call | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._budget, self._budget_at = float(MESSAGES_PER_SECOND), time.monotonic()
+        self._num_warnings = 0
+
+    async def run(self, principal: Principal | None) -> None:
+        try:
+            if principal is None:
+                principal = await self._authenticate()
+            await self._send({"type": "ready", "tenant": principal.tenant.tenant_id})
+            while (message := await self._next()) is not None:
+                await self._handle(principal, message)
+        except _Close as close:
+            with contextlib.suppress(Exception):  # it may have gone already
+                await self._raw_send(
+                    {"type": "websocket.close", "code": close.code, "reason": close.reason}
+                )
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        """The client is gone: every generation is cancelled, and recorded."""
+        for call in self._calls.values():
+            if call is not None:
+                call.client_left()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _authenticate(self) -> Principal:
+        try:
+            async with asyncio.timeout(AUTH_DEADLINE_S):
+                message = await self._next()
+        except TimeoutError as error:
+            raise _Close(4401, "authenticate first") from error
+        if message is None:
+            raise _Close(1000, "")
+        token = message.get("token")
+        if message.get("type") != "auth" or not isinstance(token, str):
+            raise _Close(4401, "authenticate first")
+        try:
+            return await self._inference.authenticator.from_token(token)
+        except Refused as error:
+            await self._send({"type": "error", **body_of(error)})
+            raise _Close(4401, error.code) from error
+
+    # --- in -------------------------------------------------------------------------------------
+    async def _next(self) -> dict[str, Any] | None:
+        """The next message; None when the client has gone."""
+        while True:
+            event = await self._receive()
+            if event["type"] != "websocket.receive":
+                return None
+            text = event.get("text")
+            if text is None:
+                raise _Close(1003, "text frames only")
+            if len(text) > MAX_MESSAGE_BYTES:
+                raise _Close(1009, "message too large")
+            if not await self._within_rate():
+                continue
+            try:
+                return strict_json.parse_object(text.encode())
+            except Refused as error:
+                await self._error(None, error)
+
+    async def _within_rate(self) -> bool:
+        now = time.monotonic()
+        refill = (now - self._budget_at) * MESSAGES_PER_SECOND
+        self._budget = min(self._budget + refill, float(MESSAGES_PER_SECOND))
+        self._budget_at = now
+        if self._budget >= 1:
+            self._budget -= 1
+            return True
+        self._num_warnings += 1
+        if self._num_warnings > WARNINGS:
+            raise _Close(1008, "too many messages")
+        await self._error(None, Refused("rate_limit_exceeded", "Too many messages.", retry_after=1))
+        return False
+
+    async def _handle(self, principal: Principal, message: dict[str, Any]) -> None:
+        kind, name = message.get("type"), message.get("id")
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS:
+            error = Refused("invalid_type", f"id is a string of 1 to {MAX_ID_CHARS}.", "id")
+            await self._error(None, error)
+        elif kind == "generate":
+            await self._start(principal, name, message)
+        elif kind == "cancel":
+            await self._cancel(name)
+        else:
+            await self._error(name, Refused("unknown_type", "type is generate or cancel.", "type"))
+
+    async def _start(self, principal: Principal, name: str, message: dict[str, Any]) -> None:
+        if name in self._calls:
+            await self._error(name, Refused("duplicate_id", "This id is in use.", "id"))
+        elif len(self._calls) >= MAX_OPEN:
+            await self._error(name, Refused("too_many", f"At most {MAX_OPEN} at once."))
+        else:
+            self._calls[name] = None
+            task = asyncio.ensure_future(self._generate(principal, name, message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _cancel(self, name: str) -> None:
+        call = self._calls.get(name)
+        if call is not None:
+            call.client_left()
+        elif name not in self._calls:
+            await self._error(name, Refused("not_found", "There is no such generation.", "id"))
+
+    # --- one generation -------------------------------------------------------------------------
+    async def _generate(self, principal: Principal, name: str, message: dict[str, Any]) -> None:
+        try:
+            call = await self._open(principal, message)
+            self._calls[name] = call
+            try:
+                await self._stream(name, call)
+            finally:
+                await self._inference.record(call)
+        except Refused as error:
+            self._inference.metrics.refused(error.code)
+            await self._error(name, error)
+        except AuditUnavailable:
+            text = "The end of the request could not be recorded."
+            await self._error(name, Refused("audit_unavailable", text, retry_after=1))
+        except Exception:
+            await self._error(name, Refused("internal_error", "The gateway failed."))
+        finally:
+            self._calls.pop(name, None)
+
+    async def _open(self, principal: Principal, message: dict[str, Any]) -> Call:
+        parse = PARSERS.get(str(message.get("endpoint")))
+        body = message.get("request")
+        if parse is None:
+            raise Refused("invalid_parameter", "endpoint is chat or completions.", "endpoint")
+        if not isinstance(body, dict):
+            raise Refused("invalid_type", "request is an object.", "request")
+        fields = {k: v for k, v in body.items() if k not in ("stream", "stream_options")}
+        parameters, endpoint = parse(fields), str(message["endpoint"])
+        job = await self._inference.desk.job(principal, endpoint, parameters, "")
+        return await self._inference.serving.start(job)
+
+    async def _stream(self, name: str, call: Call) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        call.on_cut = task.cancel
+        target, job = call.parts[0].target, call.job
+        await self._send(
+            {
+                "type": "started",
+                "id": name,
+                "request_id": job.request_id,
+                "model": job.requested_model,
+                "version_id": job.version_id,
+                "node": target.node_id if target else "",
+            }
+        )
+        while not call.is_over:
+            for part, delta in await call.next():
+                call.written_at = self._inference.serving.monotonic()
+                if delta.text or delta.token_ids:
+                    await self._send(_delta(name, part.index, delta))
+                    call.written_at = self._inference.serving.monotonic()
+        await self._done(name, call)
+
+    async def _done(self, name: str, call: Call) -> None:
+        terminal = await call.finish()
+        if terminal is None:
+            return
+        self._inference.metrics.ended(call.job, terminal)
+        if call.error is not None and not call.client_gone:
+            raise call.error
+        reasons = [part.finish_reason or "cancelled" for part in call.parts]
+        await self._send(
+            {
+                "type": "done",
+                "id": name,
+                "finish_reason": reasons[0] if not call.client_gone else "cancelled",
+                "usage": answers.usage_of(call.job, call.parts),
+                "ttft_ms": terminal.ttft_ms,
+                "duration_ms": terminal.duration_ms,
+            }
+        )
+
+    # --- out ------------------------------------------------------------------------------------
+    async def _error(self, name: str | None, error: Refused) -> None:
+        await self._send({"type": "error", "id": name, **body_of(error)})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        """Waits while the client reads slowly; a client that has gone is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            await self._raw_send({"type": "websocket.send", "text": _encode(message).decode()})
+
+
+def _delta(name: str, index: int, delta: Any) -> dict[str, Any]:
+    message = {
+        "type": "delta",
+        "id": name,
+        "index": index,
+        "text": delta.text,
+        "num_tokens": len(delta.token_ids),
+    }
+    if delta.logprobs:
+        message["logprobs"] = answers.chat_logprobs(delta.logprobs)
+    return message
