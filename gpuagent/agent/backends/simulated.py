@@ -164,6 +164,7 @@ class SimulatedEngine:
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _ended: list[RequestOutput] = field(default_factory=list)
     _count: _Counters = field(default_factory=_Counters)
+    _due: float = 0.0  # when the last step was to end
 
     def __post_init__(self) -> None:
         spec, blocks = self.spec, self.params.blocks
@@ -232,13 +233,16 @@ class SimulatedEngine:
     def _compute(self, plan: SchedulerOutput, started: float) -> list[RequestOutput]:
         num_decode = sum(1 for work in plan.work if self._is_decode(work))
         num_prefill = plan.num_tokens - num_decode
-        due = started + self.params.step_ms / 1000 + num_prefill / self.params.prefill_tps
+        seconds = self.params.step_ms / 1000 + num_prefill / self.params.prefill_tps
+        # Back-to-back steps keep their rhythm; what passes between them is part of the next.
+        is_late = started - self._due > seconds
+        self._due = (started if is_late else self._due) + seconds
         outputs, tokens = self._words(plan)
         self._scheduler.complete(plan, tokens)
         for output in outputs:
             if output.finish_reason:
                 self._forget(output.request_id)
-        time.sleep(max(0.0, due - time.monotonic()))
+        time.sleep(max(0.0, self._due - time.monotonic()))
         self._record(num_prefill, num_decode, time.monotonic() - started)
         return outputs
 

@@ -1,0 +1,193 @@
+"""What is kept of a generation and sent again, and the frames that gateways get."""
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuagent.agent.inference import RETENTION_S, Generation, Inference
+from gpuagent.wire import codec
+from gpuagent.wire.messages import Delta, Frame, Generate, Resend, Sampling, TokenLogprob
+
+
+class Node:
+    """Engines that only remember, a bus that only records, a clock that is set by hand."""
+
+    def __init__(self, max_queue: int = 100) -> None:
+        self.added: list[str] = []
+        self.cancelled: list[str] = []
+        self.sent: list[tuple[str, Frame]] = []
+        self.is_down = False
+        self.now = 0.0
+        self.inference = Inference("n1", "boot", self, self.publish, lambda: self.now, max_queue)
+
+    def refusal(self, replica_id: str) -> str:
+        return "" if replica_id == "r" else "the replica is not on this node"
+
+    def add(self, request: Generate) -> None:
+        self.added.append(request.request_id)
+
+    def cancel(self, replica_id: str, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        if self.is_down:
+            raise ConnectionError
+        self.sent.append((subject, codec.decode(payload, Frame)))
+
+    async def generate(self, request_id: str, gateway: str = "gw", attempt: int = 1) -> None:
+        message = Generate(
+            request_id=request_id,
+            gateway=gateway,
+            replica_id="r",
+            prompt_token_ids=(1, 2),
+            sampling=Sampling(max_tokens=9),
+            attempt=attempt,
+        )
+        await self.inference.generate(codec.encode(message))
+
+    def of(self, request_id: str) -> list[Delta]:
+        return [d for _, frame in self.sent for d in frame.deltas if d.request_id == request_id]
+
+
+def delta(request_id: str, index: int, *token_ids: int, end: str = "") -> Delta:
+    text = "".join(f"w{token} " for token in token_ids)
+    return Delta(request_id, index, token_ids, text, end, num_output_tokens=index + len(token_ids))
+
+
+async def test_one_frame_per_gateway_and_step() -> None:
+    node = Node()
+    for request_id, gateway in (("a", "g1"), ("b", "g1"), ("c", "g2")):
+        await node.generate(request_id, gateway)
+    await node.inference.outputs([delta("a", 0, 5), delta("b", 0, 6), delta("c", 0, 7)])
+    subjects = [(s, f.seq, [d.request_id for d in f.deltas]) for s, f in node.sent]
+    assert subjects == [
+        ("engine.frames.g1.n1", 1, ["a", "b"]),
+        ("engine.frames.g2.n1", 1, ["c"]),
+    ]
+
+
+async def test_a_frame_that_cannot_leave_leaves_a_gap_that_resend_fills() -> None:
+    node = Node()
+    await node.generate("a")
+    await node.inference.outputs([delta("a", 0, 5)])
+    node.is_down = True
+    await node.inference.outputs([delta("a", 1, 6)])
+    node.is_down = False
+    await node.inference.outputs([delta("a", 2, 7)])
+    assert [f.seq for _, f in node.sent] == [1, 3]
+    await node.inference.resend(codec.encode(Resend(gateway="gw", requests={"a": 1})))
+    assert node.of("a")[-1].token_ids == (6, 7) and node.of("a")[-1].text == "w6 w7 "
+
+
+async def test_nothing_follows_a_terminal_delta() -> None:
+    node = Node()
+    await node.generate("a")
+    await node.inference.outputs([delta("a", 0, 5, end="stop")])
+    await node.inference.outputs([delta("a", 1, 6), delta("a", 1, end="stop")])
+    await node.inference.lose_replica("r", "engine_lost", "late")
+    assert [d.finish_reason for d in node.of("a")] == ["stop"]
+    assert node.inference.counts["stray_deltas"] == 2 and node.inference.num_active == 0
+
+
+async def test_an_engine_that_skips_a_token_ends_the_stream_as_corrupt() -> None:
+    node = Node()
+    await node.generate("a")
+    await node.inference.outputs([delta("a", 0, 5)])
+    await node.inference.outputs([delta("a", 2, 7)])
+    assert [(d.index, d.error_code) for d in node.of("a")] == [(0, ""), (1, "stream_corrupt")]
+    assert node.cancelled == ["a"]
+
+
+async def test_a_repeated_generate_runs_once_and_a_new_attempt_runs_again() -> None:
+    node = Node()
+    await node.generate("a")
+    await node.generate("a")
+    await node.inference.lose_replica("r", "engine_lost", "killed")
+    await node.generate("a")
+    assert node.added == ["a"] and node.inference.counts["duplicates"] == 2
+    await node.generate("a", attempt=2)
+    assert node.added == ["a", "a"]
+
+
+async def test_a_full_replica_refuses_instead_of_queueing_without_end() -> None:
+    node = Node(max_queue=2)
+    for name in "abc":
+        await node.generate(name)
+    assert node.added == ["a", "b"]
+    assert [d.error_code for d in node.of("c")] == ["overloaded"]
+
+
+async def test_a_foreign_gateway_can_neither_read_nor_cancel() -> None:
+    node = Node()
+    await node.generate("a")
+    await node.inference.outputs([delta("a", 0, 5)])
+    node.sent.clear()
+    await node.inference.resend(codec.encode(Resend(gateway="other", requests={"a": 0})))
+    node.now += 5
+    await node.inference.tick()
+    assert [(s, f.deltas) for s, f in node.sent] == [("engine.frames.gw.n1", ())]
+
+
+async def test_an_ended_generation_is_kept_a_minute_and_then_forgotten() -> None:
+    node = Node()
+    await node.generate("a")
+    await node.inference.outputs([delta("a", 0, 5, end="length")])
+    node.now = RETENTION_S - 1
+    await node.inference.tick()
+    await node.inference.resend(codec.encode(Resend(gateway="gw", requests={"a": 0})))
+    assert [d.finish_reason for d in node.of("a")] == ["length", "", "length"]
+    node.now = RETENTION_S + 1
+    await node.inference.tick()
+    node.sent.clear()
+    await node.inference.resend(codec.encode(Resend(gateway="gw", requests={"a": 0})))
+    node.now += 2
+    await node.inference.tick()
+    assert [d.error_code for d in node.of("a")] == ["engine_lost"]
+
+
+tokens = st.lists(st.integers(0, 10**6), min_size=0, max_size=4)
+
+
+@given(st.lists(tokens, max_size=30), st.text(max_size=3), st.booleans(), st.integers(0, 130))
+def test_what_is_sent_again_is_exactly_what_was_missed(
+    steps: list[list[int]], tail: str, ends: bool, cut: int
+) -> None:
+    """For every boundary between deltas: tokens, text and end are the same as the first time."""
+    generation = Generation("a", "gw", "r", 1, 2, 0.0)
+    sent = list(_deltas(steps, tail, ends))
+    for part in sent:
+        generation.record(part)
+    boundaries = sorted({d.index for d in sent} | {len(generation.token_ids)})
+    index = boundaries[cut % len(boundaries)]
+    missed = [d for d in sent if d.index >= index]
+    again = list(generation.since(index))
+    assert [t for d in again for t in d.token_ids] == [t for d in missed for t in d.token_ids]
+    assert "".join(d.text for d in again) == "".join(d.text for d in missed)
+    assert [d.finish_reason for d in again if d.finish_reason] == (["stop"] if ends else [])
+    expected = index
+    for d in again:
+        assert d.index == expected
+        expected += len(d.token_ids)
+
+
+def _deltas(steps: list[list[int]], tail: str, ends: bool) -> Iterable[Delta]:
+    index = 0
+    for step in steps:
+        if step:
+            yield delta("a", index, *step)
+            index += len(step)
+    if ends:
+        yield Delta("a", index, (), tail, "stop", num_output_tokens=index)
+
+
+def test_long_generations_are_sent_again_in_parts_with_their_logprobs() -> None:
+    generation = Generation("a", "gw", "r", 1, 2, 0.0)
+    for n in range(600):
+        logprob = TokenLogprob(n, f"w{n} ", -0.5)
+        generation.record(Delta("a", n, (n,), f"w{n} ", logprobs=(logprob,)))
+    parts = list(generation.since(10))
+    assert [(p.index, len(p.token_ids)) for p in parts] == [(10, 256), (266, 256), (522, 78)]
+    assert all(
+        lp.token_id == t for p in parts for lp, t in zip(p.logprobs, p.token_ids, strict=True)
+    )

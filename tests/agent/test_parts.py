@@ -1,0 +1,215 @@
+"""The small parts: settings, devices, frames between processes, the simulated model."""
+
+import socket
+import urllib.request
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from gpuagent.agent import ipc
+from gpuagent.agent.backends.base import LoadError
+from gpuagent.agent.backends.simulated import SimulatedEngine, load_simulated, parse_params
+from gpuagent.agent.config import read_settings
+from gpuagent.agent.devices import DeviceError, find_devices
+from gpuagent.agent.http import HttpServer
+from gpuagent.agent.metrics import Histogram
+from gpuagent.engine.request import GenerationRequest, RequestOutput, SamplingParams
+from gpuagent.wire.messages import Delta
+from tests.agent.harness import GIB, spec
+
+
+# --- settings and devices -----------------------------------------------------------------------
+def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_AGENT_ZONE", "from-env")
+    monkeypatch.setenv("ENGINE_AGENT_NODE_ID", "n9")
+    settings = read_settings(["--node-id", "n1", "--labels", "a=1, b=2", "--file-roots", "/srv"])
+    assert (settings.node_id, settings.zone) == ("n1", "from-env")
+    assert settings.label_map() == {"a": "1", "b": "2"}
+    assert settings.allowed_file_roots() == (Path("/srv").resolve(),)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--node-id", "a.b"],
+        ["--node-id", "*"],
+        ["--node-id", "Über"],
+        ["--node-id", "n", "--labels", "x"],
+        ["--node-id", "n", "--threads", "-1"],
+    ],
+)
+def test_bad_options_end_with_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node's name is one subject token, or it could speak for another node."""
+    with pytest.raises(SystemExit) as ended:
+        read_settings(arguments)
+    assert ended.value.code == 2 and "usage" in capsys.readouterr().err
+
+
+def test_cpu_shares_become_devices() -> None:
+    devices = find_devices("cpu:1GiB,cpu:512MiB")
+    assert [(d.index, d.kind, d.memory_bytes) for d in devices] == [
+        (0, "cpu", GIB),
+        (1, "cpu", GIB // 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gpu", "cpu:", "cpu:1XB", "cpu:0", "cpu:1000000GiB", "cpu:-1"]
+)
+def test_a_device_list_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(DeviceError):
+        find_devices(text)
+
+
+# --- frames between agent and worker ------------------------------------------------------------
+texts = st.text(max_size=20)
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=5), st.integers(1, 50))
+def test_frames_survive_any_split(pairs: list[tuple[str, str]], size: int) -> None:
+    """A stream socket keeps no borders between messages."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        end = ipc.WorkerEnd(theirs)
+        sent = [ipc.Cancel(replica_id, request_id) for replica_id, request_id in pairs]
+        data = b"".join(ipc.frame(message) for message in sent)
+        received: list[ipc.ToWorker] = []
+        for start in range(0, len(data), size):
+            ours.sendall(data[start : start + size])
+            received.extend(end.receive())
+        assert received == sent
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x02\x91\x01"]
+)
+def test_junk_between_processes_is_a_typed_error(junk: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(junk)
+        with pytest.raises(ipc.ProtocolError):
+            list(ipc.WorkerEnd(theirs).receive())
+
+
+def test_every_message_from_a_worker_keeps_its_type() -> None:
+    decoder = msgspec.msgpack.Decoder(ipc.FromWorker)
+    messages = [
+        ipc.StepOutputs("r", [Delta("a", 0, (1,), "x")]),
+        ipc.LoadFailed("r", "code", "text"),
+        ipc.Stats([ipc.ReplicaStats("r", num_running=3)]),
+        ipc.Progress("r", "downloading", "download", 0.5),
+    ]
+    assert [decoder.decode(ipc.frame(m)[4:]) for m in messages] == messages
+
+
+# --- the simulated model ------------------------------------------------------------------------
+def engine(source: str = "simulated://m?step_ms=0", **fields: object) -> SimulatedEngine:
+    model = load_simulated(spec(source=source, **fields), lambda *_: None)
+    assert isinstance(model.engine, SimulatedEngine)
+    return model.engine
+
+
+def run(
+    engine: SimulatedEngine, prompt: tuple[int, ...], **sampling: object
+) -> list[RequestOutput]:
+    params = SamplingParams(**{"max_tokens": 20, **sampling})  # type: ignore[arg-type]
+    engine.add(GenerationRequest("a", prompt, params))
+    outputs = []
+    while engine.has_work():
+        outputs += engine.step()
+    return outputs
+
+
+def token_ids(outputs: list[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def test_the_same_prompt_gives_the_same_words_and_another_others() -> None:
+    first, again = run(engine(), (1, 2, 3)), run(engine(), (1, 2, 3))
+    assert token_ids(first) == token_ids(again) != token_ids(run(engine(), (1, 2, 4)))
+    assert [o.index for o in first] == list(range(20)) and first[-1].finish_reason == "length"
+
+
+def test_its_tokenizer_spells_what_the_engine_says() -> None:
+    model = load_simulated(spec(source="simulated://m?step_ms=0&vocab=500"), lambda *_: None)
+    tokenizer = Tokenizer.from_str(model.bundle.tokenizer_json.decode())
+    for text in ("hello", "<|im_start|>user\nÄ 漢\n<|im_end|>", "tok17 "):
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    prompt = tuple(tokenizer.encode("hi").ids)
+    assert isinstance(model.engine, SimulatedEngine)
+    outputs = run(model.engine, prompt)
+    assert tokenizer.decode(token_ids(outputs)) == "".join(o.text for o in outputs)
+    assert tokenizer.get_vocab_size() == model.bundle.vocab_size == 500
+
+
+def test_stop_strings_cut_the_text_and_nothing_of_them_is_shown() -> None:
+    """Also when one begins in one word and ends in the next."""
+    words = "".join(o.text for o in run(engine(), (7,))).split(" ")
+    stop = f"{words[3][-2:]} {words[4][:4]}"
+    outputs = run(engine(), (7,), stop=(stop,))
+    text = "".join(o.text for o in outputs)
+    whole = " ".join(words)
+    assert text == whole[: whole.index(stop)] and outputs[-1].finish_reason == "stop"
+
+
+def test_the_end_token_is_neither_delivered_nor_counted() -> None:
+    stopping = "simulated://m?step_ms=0&stop_after=5"
+    outputs = run(engine(stopping), (1,))
+    assert (outputs[-1].finish_reason, outputs[-1].num_output_tokens) == ("stop", 5)
+    assert len(token_ids(outputs)) == 5
+    assert len(token_ids(run(engine(stopping), (1,), ignore_eos=True))) == 20
+    third = token_ids(run(engine(), (1,)))[2]
+    outputs = run(engine(), (1,), stop_token_ids=(third,))
+    assert (len(token_ids(outputs)), outputs[-1].finish_reason) == (2, "stop")
+
+
+@pytest.mark.parametrize(
+    "query", ["step_ms=x", "speed=1", "vocab=10", "prefill_tps=0", "step_ms=-1", "step_ms=1e9"]
+)
+def test_unknown_or_impossible_parameters_are_refused(query: str) -> None:
+    with pytest.raises(LoadError) as refused:
+        parse_params(f"simulated://m?{query}")
+    assert refused.value.code == "source_invalid"
+
+
+# --- metrics and HTTP ---------------------------------------------------------------------------
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    histogram = Histogram((0.1, 1.0))
+    for seconds in (0.05, 0.1, 0.5, 3.0):
+        histogram.observe(seconds)
+    histogram.observe(0.4, times=4)
+    assert histogram.cumulative() == [("0.1", 6.0), ("1.0", 7.0), ("+Inf", 8.0)]
+    assert histogram.total == pytest.approx(4.05)
+
+
+async def test_the_port_answers_only_what_it_knows() -> None:
+    import asyncio
+
+    server = HttpServer({"/livez": lambda: (200, "text/plain", b"ok")})
+    port = await server.start("127.0.0.1", 0)
+    assert await asyncio.to_thread(_get, port, "/livez?verbose=1") == "200 ok"
+    assert (await asyncio.to_thread(_raw, port, b"GET /secret HTTP/1.1\r\n\r\n"))[9:12] == b"404"
+    assert (await asyncio.to_thread(_raw, port, b"POST /livez HTTP/1.1\r\n\r\n"))[9:12] == b"400"
+    assert await asyncio.to_thread(_raw, port, b"GET /" + b"x" * 20_000) == b""
+    server.close()
+
+
+def _get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+        return f"{response.status} {response.read().decode()}"
+
+
+def _raw(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        connection.sendall(data)
+        try:
+            return connection.recv(4096)
+        except ConnectionResetError:
+            return b""
