@@ -81,6 +81,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "controlplane.entrypoints.rest.middleware.identify",
+    "controlplane.entrypoints.rest.middleware.secure",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -88,7 +89,6 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "controlplane.entrypoints.rest.middleware.secure",
 ]
 TEMPLATES = [
     {
@@ -104,6 +104,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 STATIC_URL = "/static/"
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_ALLOW_ALL_ORIGINS = False
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
@@ -117,9 +119,14 @@ CHANNEL_LAYERS = {
 }
 OPERATOR_TENANT = ENV.operator_tenant
 GATEWAY_URL = ENV.public_gateway_url()
+WEB_HOST, WEB_PORT = ENV.web_host, ENV.web_port
 CLUSTER_ID = ENV.cluster_id
 NATS_URL = ENV.nats_url
+NATS_CREDS = ENV.nats_creds
 FRONTEND_DIR = (ENV.frontend_dir or BASE_DIR / "frontend" / "dist").resolve()
+# The built dashboard, beside the API: files with a hash in their name never change.
+WHITENOISE_ROOT = FRONTEND_DIR if FRONTEND_DIR.is_dir() else None
+WHITENOISE_IMMUTABLE_FILE_TEST = r"^.+[.-][0-9A-Za-z_-]{8,}\.[a-z0-9]+$"
 CSRF_FAILURE_VIEW = "controlplane.entrypoints.rest.problems.csrf_failure"
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"

@@ -146,7 +146,7 @@ class Product:
         def ended() -> dict[str, Any] | None:
             found = self.get(f"requests/?request_id={request_id}")["results"]
             assert len(found) <= 1
-            return found[0] if found and found[0]["outcome"] else None
+            return found[0] if found and found[0]["outcome"] != "running" else None
 
         return until(ended, seconds)
 

@@ -17,9 +17,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import msgspec
 
+from controlplane import bootstrap
 from controlplane.application.fleet import NodeLoad
 from controlplane.application.ports import Clock, EventStore, RecordedEvent, StoreUnavailable
 from controlplane.entrypoints.rest.events import event_json, visible
@@ -50,6 +52,7 @@ class Subscriber:
     after: int = 0
     waiting: deque[str] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
 
     def put(self, payload: str, position: int) -> None:
         if len(self.waiting) >= MAX_WAITING:
@@ -58,11 +61,16 @@ class Subscriber:
         self.waiting.append(payload)
         self.wake.set()
 
-    async def take(self) -> str:
-        while not self.waiting:
+    async def take(self) -> str | None:
+        """The next payload; None once the hub has stopped and all is sent."""
+        while not self.waiting and not self.ended:
             self.wake.clear()
             await self.wake.wait()
-        return self.waiting.popleft()
+        return self.waiting.popleft() if self.waiting else None
+
+    def end(self) -> None:
+        self.ended = True
+        self.wake.set()
 
 
 class Hub:
@@ -73,6 +81,7 @@ class Hub:
         self._store, self._clock, self._listen = store, clock, listen
         self._subscribers: set[Subscriber] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._starting = asyncio.Lock()
         self.position = 0
 
     async def join(self, subscriber: Subscriber, after: int | None) -> None:
@@ -94,10 +103,17 @@ class Hub:
         self._subscribers.discard(subscriber)
 
     async def stop(self) -> None:
+        """Tell every subscriber to finish, and let go of log and bus."""
+        for subscriber in tuple(self._subscribers):
+            subscriber.end()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+
+    @property
+    def num_subscribers(self) -> int:
+        return len(self._subscribers)
 
     async def _catch_up(self, subscriber: Subscriber) -> None:
         """Read what the hub has sent already; joined in the same step that finds nothing left."""
@@ -111,13 +127,14 @@ class Hub:
         self._subscribers.add(subscriber)
 
     async def _start(self) -> None:
-        if self._tasks:
-            return
-        tasks = [self._follow(), self._beat()]
-        if self._listen is not None:
-            tasks.append(self._hear(self._listen))
-        self._tasks = [asyncio.create_task(task) for task in tasks]
-        self.position = (await asyncio.to_thread(self._store.head)).position
+        async with self._starting:
+            if self._tasks:
+                return
+            self.position = (await asyncio.to_thread(self._store.head)).position
+            tasks = [self._follow(), self._beat()]
+            if self._listen is not None:
+                tasks.append(self._hear(self._listen))
+            self._tasks = [asyncio.create_task(task) for task in tasks]
 
     async def _follow(self) -> None:
         while True:
@@ -164,3 +181,9 @@ def _event_message(recorded: RecordedEvent) -> str:
     """The frame's own ``type`` is "event", so the event's travels as ``event_type``."""
     fields = event_json(recorded)
     return message("event", **{"event_type": fields.pop("type"), **fields})
+
+
+@cache
+def process_hub() -> Hub:
+    """The one hub of a web process."""
+    return Hub(bootstrap.event_store(), bootstrap.clock(), bootstrap.listen_to_nodes)

@@ -142,6 +142,7 @@ class Demo:
             "ENGINE_GATEWAY_PORT": str(self._ports["gateway"]),
             "ENGINE_GATEWAY_URL": self._url("gateway"),
             "ENGINE_METRICS_PORT": str(self._ports["controller"]),
+            "ENGINE_OPERATOR_TENANT": TENANT,  # so that the admin token acts for the whole fleet
         }
 
     def _nats_url(self) -> str:

@@ -29,9 +29,7 @@ def records(what: str, after: int, upto: int, tenant_id: str | None) -> Iterator
         yield from batch
 
 
-def respond(
-    request: HttpRequest, query: dict[str, Any], tenant_id: str | None
-) -> HttpResponseBase:
+def respond(request: HttpRequest, query: dict[str, Any], tenant_id: str | None) -> HttpResponseBase:
     """The file, or with ``manifest=true`` its manifest. ``upto`` is fixed now, so that both agree
     and whatever is appended meanwhile is left to the next export."""
     what, kind, after = query["what"], query["format"], query["after"]

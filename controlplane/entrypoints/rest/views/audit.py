@@ -66,4 +66,6 @@ class AuditExport(ApiView):
         query = query_of(request, shapes.ExportQuery)
         if "tenant" in query:
             require_reach(principal_in(request), query["tenant"])
-        return exporting.respond(request._request, query, query.get("tenant") or tenant_filter(request))
+        return exporting.respond(
+            request._request, query, query.get("tenant") or tenant_filter(request)
+        )
