@@ -120,8 +120,8 @@ class CommandHandler:
                 if handled is not None:
                     return handled
             newest, state = self._states.advance(order.decider, order.stream)
-            if newest == version:
-                raise VersionConflict(order.stream, order.expected_version or 0, version)
+            if newest == version and order.expected_version is not None:
+                raise VersionConflict(order.stream, order.expected_version, version)
             version = newest
         raise VersionConflict(order.stream, version, version)
 

@@ -97,10 +97,20 @@ class PostgresSession(Session):
             params.extend(_key_params(batch, now))
         statement = _WRITE_WITH_KEYS if batch.keys else _WRITE
         moved = bool(self.fetch(statement, params)[0][0])
-        if self._raw.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        if self._locked():
             self._raw.execute("COMMIT")
         self._contended |= not moved
         return moved
+
+    def leave(self, before: Head) -> bool:
+        if self._locked():
+            self.rollback()
+            return True
+        self._contended = self.head() != before
+        return not self._contended
+
+    def _locked(self) -> bool:
+        return self._raw.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
     def rollback(self) -> None:
         self._raw.rollback()

@@ -56,6 +56,10 @@ class Session:
         """Write and commit the batch; False if the head was no longer ``before``."""
         raise NotImplementedError
 
+    def leave(self, before: Head) -> bool:
+        """End the transaction with nothing written; False if the head was no longer ``before``."""
+        raise NotImplementedError
+
     def rollback(self) -> None:
         raise NotImplementedError
 

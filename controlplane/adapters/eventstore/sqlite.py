@@ -57,6 +57,10 @@ class SqliteSession(Session):
         execute("COMMIT")
         return True
 
+    def leave(self, before: Head) -> bool:
+        self.rollback()
+        return True
+
     def rollback(self) -> None:
         if self._raw.in_transaction:
             self._raw.execute("ROLLBACK")

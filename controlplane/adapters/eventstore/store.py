@@ -204,12 +204,14 @@ class Writer:
         self._versions.clear()
 
     def _write(self, session: Session, head: Head, group: list[Prepared]) -> list[Outcome] | None:
-        """The outcomes, or None if the head had moved and the group must be placed again."""
+        """The outcomes, or None if the head had moved and the group must be placed again.
+
+        Refusals too hold only if the head had not moved: they may rest on remembered versions.
+        """
         now = self._clock.now()
         batch = self._sequence(session, head, group, now)
         if not batch.rows and not batch.keys:
-            session.rollback()
-            return batch.outcomes
+            return batch.outcomes if session.leave(head) else None
         if not session.write(batch, head, now):
             return None
         self._known = batch.head
