@@ -1,0 +1,111 @@
+"""What is against what should be: which replicas stay, go, leave soon, or are missing.
+
+This step moves nothing and looks at no free memory. A replica that may stay, stays: the only
+reasons to stop one are named in ``Stopped.code``. Replicas on a draining node are *leaving*: they
+are replaced first and stopped when as many others are ready as there should be.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from controlplane.domain.placement import Assignment, Stopped
+from controlplane.placement.explain import bytes_text
+from controlplane.placement.snapshot import AssignedView, FleetSnapshot, NodeView, VersionView
+
+
+@dataclass(slots=True)
+class Difference:
+    """``missing`` counts, by version id, the replicas to be placed."""
+
+    kept: list[AssignedView] = field(default_factory=list)
+    leaving: list[AssignedView] = field(default_factory=list)
+    stopped: list[Stopped] = field(default_factory=list)
+    missing: dict[str, int] = field(default_factory=dict)
+
+
+def difference(snapshot: FleetSnapshot) -> Difference:
+    """Compare the assignments with the versions and nodes of ``snapshot``."""
+    nodes: dict[str, NodeView] = {node.node_id: node for node in snapshot.nodes}
+    versions = snapshot.versions_by_id()
+    found = Difference()
+    by_version: dict[str, list[AssignedView]] = defaultdict(list)
+    for view in sorted(snapshot.assigned, key=lambda one: one.assignment.replica_id):
+        end = _must_stop(view, versions, nodes)
+        if end:
+            found.stopped.append(end)
+        else:
+            by_version[view.assignment.version_id].append(view)
+    for version_id in sorted(versions):
+        _count(versions[version_id], by_version.get(version_id, []), nodes, found)
+    return found
+
+
+def _must_stop(
+    view: AssignedView, versions: dict[str, VersionView], nodes: dict[str, NodeView]
+) -> Stopped | None:
+    """Why the replica cannot go on whatever else happens; None if it can."""
+    placed = view.assignment
+    node = nodes.get(placed.node_id)
+    if placed.version_id not in versions:
+        return Stopped(placed, "retired", f"{placed.version_id} is retired.")
+    if node is None or node.status in ("lost", "absent"):
+        return Stopped(placed, "node_lost", f"Node {placed.node_id} is lost.")
+    if _last_device(placed, versions) not in {device.index for device in node.devices}:
+        return Stopped(
+            placed, "node_lost", f"Node {placed.node_id} has no device {placed.device_index} now."
+        )
+    if view.state == "failed":
+        return Stopped(placed, "failed", f"The replica failed on {placed.node_id}.")
+    return None
+
+
+def _last_device(placed: Assignment, versions: dict[str, VersionView]) -> int:
+    return placed.device_index + versions[placed.version_id].spec.tensor_parallel - 1
+
+
+def _count(
+    version: VersionView,
+    views: list[AssignedView],
+    nodes: dict[str, NodeView],
+    found: Difference,
+) -> None:
+    """Sort the version's replicas into kept, leaving and surplus, and count what is missing."""
+    leaving = [view for view in views if nodes[view.assignment.node_id].draining]
+    staying = [view for view in views if not nodes[view.assignment.node_id].draining]
+    staying = _best_first(staying)
+    kept, surplus = staying[: version.num_replicas], staying[version.num_replicas :]
+    found.kept += kept
+    for view in surplus:
+        reason = f"{version.version_id} should have {version.num_replicas} replicas."
+        found.stopped.append(Stopped(view.assignment, "surplus", reason))
+    found.missing[version.version_id] = version.num_replicas - len(kept)
+    num_ready = sum(view.state == "ready" for view in kept)
+    for view in leaving:
+        if num_ready >= version.num_replicas:
+            reason = f"Node {view.assignment.node_id} is draining, its replacement is ready."
+            found.stopped.append(Stopped(view.assignment, "node_draining", reason))
+        else:
+            found.leaving.append(view)
+
+
+def _best_first(views: list[AssignedView]) -> list[AssignedView]:
+    """Ready ones first, then those that are alone on their node, then by id."""
+    views = sorted(views, key=lambda view: (view.state != "ready", view.assignment.replica_id))
+    num_before: dict[str, int] = defaultdict(int)
+    order = {}
+    for view in views:
+        order[view.assignment.replica_id] = num_before[view.assignment.node_id]
+        num_before[view.assignment.node_id] += 1
+    return sorted(
+        views, key=lambda view: (view.state != "ready", order[view.assignment.replica_id])
+    )
+
+
+def over_capacity(assignment: Assignment, needed: int, capacity: int) -> Stopped:
+    """The end of a replica whose device has become too small for all it holds."""
+    return Stopped(
+        assignment,
+        "evicted",
+        f"Device {assignment.node_id}/{assignment.device_index} holds {bytes_text(needed)}, "
+        f"but has only {bytes_text(capacity)} now.",
+    )

@@ -1,0 +1,98 @@
+"""What the planner sees: the whole fleet as frozen values, at one log position and time.
+
+Nothing here is looked up later, so a stored snapshot plans again to the same decision.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from controlplane.domain.ids import NodeId, VersionId
+from controlplane.domain.model import VersionSpec
+from controlplane.domain.placement import Assignment
+
+RANK = {"high": 0, "normal": 1, "best-effort": 2}  # lower is more important
+BACKOFF_FIRST_S = 10.0
+BACKOFF_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """``reserved_bytes`` is kept free for the driver and workspace, ``foreign_bytes`` is what
+    other processes hold: it counts against new replicas, and evicts none."""
+
+    index: int
+    memory_bytes: int
+    reserved_bytes: int = 0
+    foreign_bytes: int = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        return max(0, self.memory_bytes - self.reserved_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """``status``: ready | suspect | lost, as the log has it."""
+
+    node_id: NodeId
+    devices: tuple[DeviceView, ...]
+    status: str = "ready"
+    draining: bool = False
+    zone: str = ""
+
+
+@dataclass(frozen=True)
+class VersionView:
+    """A version that is not retired, and how many replicas of it there should be."""
+
+    version_id: VersionId
+    spec: VersionSpec
+    num_replicas: int
+
+    @cached_property
+    def rank(self) -> int:
+        return RANK[self.spec.priority]
+
+    @cached_property
+    def shard_bytes(self) -> int:
+        """Memory on each of its ``tensor_parallel`` devices."""
+        return -(-self.spec.gpu_memory // self.spec.tensor_parallel)
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedView:
+    """A replica as placed; ``state`` as its node last said, ``idle_s`` since it last worked."""
+
+    assignment: Assignment
+    state: str = "pending"
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureView:
+    """A version failed on a node ``count`` times in a row, last at ``at``."""
+
+    version_id: VersionId
+    node_id: NodeId
+    code: str
+    count: int
+    at: float
+
+    @property
+    def retry_at(self) -> float:
+        """10 s after the first failure, then doubling, at most 5 minutes."""
+        doubled = BACKOFF_FIRST_S * 2.0 ** min(self.count - 1, 16)
+        return self.at + min(BACKOFF_LIMIT_S, doubled)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    nodes: tuple[NodeView, ...]
+    versions: tuple[VersionView, ...]
+    assigned: tuple[AssignedView, ...]
+    failures: tuple[FailureView, ...]
+    position: int
+    now: float
+
+    def versions_by_id(self) -> dict[str, VersionView]:
+        return {version.version_id: version for version in self.versions}

@@ -1,0 +1,250 @@
+"""Small fleets whose best plan anyone can see."""
+
+import time
+
+import pytest
+
+from controlplane.domain.model import Colocation
+from controlplane.domain.placement import PlacementDecided
+from controlplane.placement.explain import bytes_text, explain
+from controlplane.placement.plan import PlacementPlan, plan
+from controlplane.placement.snapshot import FailureView
+from tests.placement.fleets import GB, after, assigned, fleet, node, version
+
+
+def places(made: PlacementPlan) -> dict[str, str]:
+    return {
+        start.assignment.replica_id: f"{start.assignment.node_id}/{start.assignment.device_index}"
+        for start in made.started
+    }
+
+
+def codes(made: PlacementPlan) -> dict[str, str]:
+    return {stop.assignment.replica_id: stop.code for stop in made.stopped}
+
+
+def test_best_fit_leaves_the_large_hole_whole() -> None:
+    """3 GB go beside 6 on the 10 GB device, not onto the empty 24 GB one."""
+    made = plan(
+        fleet([node("n1", 24), node("n2", 10)],
+              [version("a", 3), version("b", 6)], [assigned("b", "n2", 0, 6)]),
+        2,
+    )  # fmt: skip
+    assert places(made) == {"a.v1.g2.0": "n2/0"}
+
+
+def test_replicas_spread_over_nodes_then_zones() -> None:
+    nodes = [
+        node("n1", 24, 24, zone="east"),
+        node("n2", 24, zone="east"),
+        node("n3", 24, zone="west"),
+    ]
+    made = plan(fleet(nodes, [version("a", 3, replicas=2)]), 2)
+    assert {place.partition("/")[0] for place in places(made).values()} == {"n1", "n3"}
+    made = plan(fleet(nodes, [version("a", 3, replicas=4)]), 2)
+    assert sorted(places(made).values()) == ["n1/0", "n1/1", "n2/0", "n3/0"]
+
+
+def test_two_replicas_never_share_a_device() -> None:
+    made = plan(fleet([node("n1", 24)], [version("a", 3, replicas=2)]), 2)
+    assert len(made.started) == 1
+    assert (made.unplaced[0].num_missing, made.unplaced[0].code) == (1, "already_here")
+
+
+def test_the_worked_example_of_the_docstring() -> None:
+    """High a evicts best-effort b rather than normal c; b fits nowhere then."""
+    made = plan(
+        fleet(
+            [node("n1", 10), node("n2", 10)],
+            [version("a", 8, priority="high"), version("b", 6, priority="best-effort"),
+             version("c", 6)],
+            [assigned("b", "n1", 0, 6), assigned("c", "n2", 0, 6)],
+        ),
+        2,
+    )  # fmt: skip
+    assert places(made) == {"a.v1.g2.0": "n1/0"}
+    assert codes(made) == {"b.v1.g1.0": "evicted"}
+    assert [(gap.version_id, gap.code) for gap in made.unplaced] == [
+        ("b@v1", "insufficient_memory")
+    ]
+
+
+def test_no_more_is_evicted_than_must_be_and_the_idle_go_first() -> None:
+    """Of three best-effort replicas one makes enough room: the one that idles longest."""
+    crowd = [version(name, 3, priority="best-effort") for name in "bcd"]
+    placed = [
+        assigned("b", "n1", 0, 3, idle_s=5),
+        assigned("c", "n1", 0, 3, idle_s=90),
+        assigned("d", "n1", 0, 3, idle_s=30),
+    ]
+    made = plan(fleet([node("n1", 10)], [version("a", 3, priority="high"), *crowd], placed), 2)
+    assert codes(made) == {"c.v1.g1.0": "evicted"}
+
+
+def test_equals_do_not_displace_each_other() -> None:
+    made = plan(
+        fleet([node("n1", 10)], [version("a", 8), version("b", 6)], [assigned("b", "n1", 0, 6)]), 2
+    )
+    assert not made.started and not made.stopped
+    assert made.unplaced[0].code == "insufficient_memory"
+
+
+def test_a_lost_node_is_replaced_at_once() -> None:
+    made = plan(
+        fleet([node("n1", 10, status="lost"), node("n2", 10)], [version("a", 3)],
+              [assigned("a", "n1", 0, 3)]),
+        2,
+    )  # fmt: skip
+    assert codes(made) == {"a.v1.g1.0": "node_lost"}
+    assert places(made) == {"a.v1.g2.0": "n2/0"}
+
+
+def test_a_suspect_node_keeps_what_it_has_and_gets_nothing() -> None:
+    made = plan(
+        fleet([node("n1", 10, status="suspect")], [version("a", 3), version("b", 3)],
+              [assigned("a", "n1", 0, 3)]),
+        2,
+    )  # fmt: skip
+    assert not made.stopped
+    assert [(gap.version_id, gap.code) for gap in made.unplaced] == [("b@v1", "no_ready_node")]
+
+
+def test_a_draining_node_is_left_when_the_replacement_is_ready() -> None:
+    """Service never stops: start elsewhere, then stop; and stay if there is nowhere to go."""
+    nodes = [node("n1", 10, draining=True), node("n2", 10)]
+    snapshot = fleet(nodes, [version("a", 3)], [assigned("a", "n1", 0, 3)])
+    made = plan(snapshot, 2)
+    assert places(made) == {"a.v1.g2.0": "n2/0"} and not made.stopped
+    assert codes(plan(after(snapshot, made, "loading"), 3)) == {}
+    assert codes(plan(after(snapshot, made, "ready"), 3)) == {"a.v1.g1.0": "node_draining"}
+    alone = plan(fleet(nodes[:1], [version("a", 3)], [assigned("a", "n1", 0, 3)]), 2)
+    assert not alone.stopped and alone.unplaced[0].code == "no_ready_node"
+
+
+def test_retired_and_surplus_replicas_stop() -> None:
+    """Surplus goes from the node that has two first."""
+    made = plan(
+        fleet([node("n1", 24, 24), node("n2", 24)], [version("a", 3, replicas=2)],
+              [assigned("a", "n1", 0, 3, 0), assigned("a", "n1", 1, 3, 1),
+               assigned("a", "n2", 0, 3, 2), assigned("gone", "n2", 0, 3)]),
+        2,
+    )  # fmt: skip
+    assert codes(made) == {"gone.v1.g1.0": "retired", "a.v1.g1.1": "surplus"}
+
+
+def test_scale_to_zero_stops_everything() -> None:
+    made = plan(fleet([node("n1", 10)], [version("a", 3, 0)], [assigned("a", "n1", 0, 3)]), 2)
+    assert codes(made) == {"a.v1.g1.0": "surplus"} and not made.unplaced
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds"), [(1, 10), (2, 20), (3, 40), (5, 160), (6, 300), (60, 300)]
+)
+def test_a_failed_version_waits_longer_each_time(count: int, seconds: float) -> None:
+    """10 s doubling to 5 minutes, on that node; then it is tried again."""
+    failure = FailureView(version("a", 3).version_id, node("n1").node_id, "oom", count, 1000.0)
+
+    def at(now: float) -> PlacementPlan:
+        return plan(fleet([node("n1", 10)], [version("a", 3)], [], [failure], now), 2)
+
+    assert at(1000 + seconds - 1).unplaced[0].code == "backoff"
+    assert len(at(1000 + seconds).started) == 1
+
+
+def test_a_failed_replica_goes_to_another_node_at_once() -> None:
+    failed = assigned("a", "n1", 0, 3, state="failed")
+    failure = FailureView(version("a", 3).version_id, node("n1").node_id, "oom", 1, 999.0)
+    made = plan(fleet([node("n1", 10), node("n2", 20)], [version("a", 3)], [failed], [failure]), 2)
+    assert codes(made) == {"a.v1.g1.0": "failed"}
+    assert places(made) == {"a.v1.g2.0": "n2/0"}
+
+
+def test_labels_keep_models_apart_and_bring_them_together() -> None:
+    nodes = [node("n1", 10), node("n2", 24)]
+    noisy = version("noisy", 3, colocation=Colocation(labels=("noisy",)))
+    quiet = version("quiet", 3, colocation=Colocation(anti_affinity=("noisy",)))
+    there = [assigned("noisy", "n1", 0, 3)]
+    assert places(plan(fleet(nodes, [noisy, quiet], there), 2)) == {"quiet.v1.g2.0": "n2/0"}
+    alone = plan(fleet(nodes[:1], [noisy, quiet], there), 2)
+    assert alone.unplaced[0].code == "anti_affinity"
+    friend = version("friend", 3, colocation=Colocation(affinity=("noisy",)))
+    there = [assigned("noisy", "n2", 0, 3)]
+    assert places(plan(fleet(nodes, [noisy, friend], there), 2)) == {"friend.v1.g2.0": "n2/0"}
+
+
+def test_tensor_parallel_shards_take_devices_side_by_side() -> None:
+    """16 GB over two devices of 10: eight on each, so nothing of 4 fits beside them."""
+    made = plan(
+        fleet([node("n1", 10), node("n2", 10, 10, 10)],
+              [version("big", 16, tensor_parallel=2), version("small", 4, replicas=3)]),
+        2,
+    )  # fmt: skip
+    assert places(made)["big.v1.g2.0"] == "n2/0"
+    assert sorted(p for r, p in places(made).items() if r.startswith("small")) == ["n1/0", "n2/2"]
+    assert made.unplaced[0].num_missing == 1
+
+
+def test_foreign_memory_counts_against_new_replicas() -> None:
+    from dataclasses import replace
+
+    crowded = node("n1", 10)
+    crowded = replace(crowded, devices=(replace(crowded.devices[0], foreign_bytes=8 * GB),))
+    made = plan(
+        fleet([crowded], [version("a", 3), version("b", 3)], [assigned("a", "n1", 0, 3)]), 2
+    )
+    assert not made.stopped and made.unplaced[0].version_id == "b@v1"
+
+
+def test_an_empty_fleet_says_so() -> None:
+    gap = plan(fleet([], [version("a", 3, 2)]), 1).unplaced[0]
+    assert (gap.code, gap.num_missing) == ("no_device", 2)
+    assert gap.reason == "2 replicas of a@v1 cannot be placed: no node has joined."
+
+
+def test_the_explanation_reads_as_sentences() -> None:
+    made = plan(
+        fleet(
+            [node("n1", 10), node("n2", 10, status="suspect"), node("n3", 2)],
+            [version("a", 8, priority="high"), version("b", 6, priority="best-effort")],
+            [assigned("b", "n1", 0, 6)],
+        ),
+        2,
+    )
+    decision = PlacementDecided("d", 7, made.started, made.stopped, made.unplaced, 0.0)
+    assert explain(decision) == [
+        "Stopped b.v1.g1.0: b.v1.g1.0 (best-effort) makes room for a@v1 (high), which fits "
+        "nowhere else.",
+        "Started a.v1.g2.0: a@v1 goes to n1/0: the only device that can take it; it leaves "
+        "1.9 GiB free there; no other replica is on that node. Ruled out: 1 not heard lately, "
+        "1 too small even when empty.",
+        "1 replica of b@v1 (5.6 GiB each) cannot be placed; of 3 devices: 1 too full, "
+        "1 not heard lately, 1 too small even when empty.",
+    ]
+
+
+def test_sizes_read_well() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 1536, 1610612736, 2**50)] == [
+        "0 B", "1023 B", "1.5 KiB", "1.5 GiB", "1048576.0 GiB",
+    ]  # fmt: skip
+
+
+def test_200_models_on_48_devices_plan_in_milliseconds() -> None:
+    """Nothing to do: under 5 ms; one node of eight devices lost: under 50 ms (best of five)."""
+    nodes = [node(f"n{i}", *[80.0] * 8) for i in range(6)]
+    versions = [version(f"m{i:03}", 4 + i % 9, replicas=1) for i in range(200)]
+    snapshot = fleet(nodes, versions)
+    full = after(snapshot, plan(snapshot, 1))
+    assert len(full.assigned) == 200
+    assert _best_of_five(lambda: plan(full, 2)) < 0.005
+    lost = fleet([node("n0", *[80.0] * 8, status="lost"), *nodes[1:]], versions,
+                 list(full.assigned))  # fmt: skip
+    assert _best_of_five(lambda: plan(lost, 2)) < 0.05
+
+
+def _best_of_five(work: object) -> float:
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        work()  # type: ignore[operator]
+        times.append(time.perf_counter() - started)
+    return min(times)

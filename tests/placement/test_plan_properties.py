@@ -1,0 +1,189 @@
+"""What is true of every plan for every fleet."""
+
+from collections import Counter, defaultdict
+
+from hypothesis import given, settings
+
+from controlplane.domain.placement import Assignment
+from controlplane.placement.feasible import must_not_meet
+from controlplane.placement.plan import PlacementPlan, plan
+from controlplane.placement.snapshot import FleetSnapshot, NodeView, VersionView
+from tests.placement.fleets import after, snapshots
+
+random_fleets = settings(max_examples=100, deadline=None)
+
+
+def spans(snapshot: FleetSnapshot, placed: Assignment) -> list[tuple[tuple[str, int], int]]:
+    """The devices an assignment takes and the bytes on each."""
+    version = snapshot.versions_by_id()[placed.version_id]
+    count = version.spec.tensor_parallel
+    share = -(-placed.memory_bytes // count)
+    return [((placed.node_id, placed.device_index + i), share) for i in range(count)]
+
+
+def used(snapshot: FleetSnapshot) -> Counter[tuple[str, int]]:
+    total: Counter[tuple[str, int]] = Counter()
+    for view in snapshot.assigned:
+        for place, share in spans(snapshot, view.assignment):
+            total[place] += share
+    return total
+
+
+def nodes_by_id(snapshot: FleetSnapshot) -> dict[str, NodeView]:
+    return {node.node_id: node for node in snapshot.nodes}
+
+
+@random_fleets
+@given(snapshots())
+def test_no_device_holds_more_than_it_has(snapshot: FleetSnapshot) -> None:
+    """Also after devices shrank under what they held."""
+    done = after(snapshot, plan(snapshot, 2))
+    capacity = {
+        (node.node_id, device.index): device.capacity_bytes
+        for node in snapshot.nodes
+        for device in node.devices
+    }
+    for place, num_bytes in used(done).items():
+        assert num_bytes <= capacity[place]
+
+
+@random_fleets
+@given(snapshots())
+def test_only_living_versions_run_and_never_too_many(snapshot: FleetSnapshot) -> None:
+    """No replica of an unknown (retired) version, none on a lost node, none beyond the count;
+    started ones stand on nodes that are ready and not draining."""
+    made = plan(snapshot, 2)
+    done = after(snapshot, made)
+    wanted = {version.version_id: version.num_replicas for version in snapshot.versions}
+    nodes = nodes_by_id(snapshot)
+    staying = Counter(
+        view.assignment.version_id
+        for view in done.assigned
+        if not nodes[view.assignment.node_id].draining
+    )
+    assert all(view.assignment.version_id in wanted for view in done.assigned)
+    assert all(number <= wanted[version_id] for version_id, number in staying.items())
+    assert all(nodes[view.assignment.node_id].status != "lost" for view in done.assigned)
+    for start in made.started:
+        node = nodes[start.assignment.node_id]
+        assert node.status == "ready" and not node.draining
+
+
+@random_fleets
+@given(snapshots())
+def test_what_is_missing_is_accounted_for(snapshot: FleetSnapshot) -> None:
+    """Wanted = running (not leaving) + unplaced, for every version."""
+    made = plan(snapshot, 2)
+    nodes = nodes_by_id(snapshot)
+    running = Counter(
+        view.assignment.version_id
+        for view in after(snapshot, made).assigned
+        if not nodes[view.assignment.node_id].draining
+    )
+    gaps = {gap.version_id: gap.num_missing for gap in made.unplaced}
+    for version in snapshot.versions:
+        name = version.version_id
+        assert running[name] + gaps.get(name, 0) == version.num_replicas
+
+
+@random_fleets
+@given(snapshots())
+def test_planning_again_changes_nothing(snapshot: FleetSnapshot) -> None:
+    """Minimal movement: neither while the new replicas load nor when they are ready (then only
+    those that were waiting on a draining node go)."""
+    made = plan(snapshot, 2)
+    loading = plan(after(snapshot, made, "loading"), 3)
+    assert (loading.started, loading.stopped) == ((), ())
+    assert [(g.version_id, g.num_missing, g.code) for g in loading.unplaced] == [
+        (g.version_id, g.num_missing, g.code) for g in made.unplaced
+    ]
+    ready = plan(after(snapshot, made, "ready"), 3)
+    assert ready.started == ()
+    assert {stop.code for stop in ready.stopped} <= {"node_draining"}
+
+
+@random_fleets
+@given(snapshots())
+def test_every_decision_has_its_reasons(snapshot: FleetSnapshot) -> None:
+    """Each device is a candidate or a rejection of each start; each gap has a sentence, and one
+    rejection per device."""
+    made = plan(snapshot, 2)
+    devices = {(node.node_id, device.index) for node in snapshot.nodes for device in node.devices}
+    for start in made.started:
+        chosen = {(one.node_id, one.device_index) for one in start.candidates}
+        refused = {(one.node_id, one.device_index) for one in start.rejections}
+        assert chosen | refused == devices and not chosen & refused
+        assert start.candidates[0].score == max(one.score for one in start.candidates)
+        assert start.assignment.node_id == start.candidates[0].node_id
+        assert start.reason.endswith(".")
+    for gap in made.unplaced:
+        refused = {(one.node_id, one.device_index) for one in gap.rejections}
+        assert refused == devices and gap.reason.endswith(".")
+        assert all(one.code and one.detail for one in gap.rejections)
+    assert all(stop.code and stop.reason.endswith(".") for stop in made.stopped)
+
+
+@random_fleets
+@given(snapshots())
+def test_nobody_is_displaced_by_equals_or_lesser_ones(snapshot: FleetSnapshot) -> None:
+    """An eviction is paid for by somebody more important on that very device, unless the device
+    itself shrank."""
+    made = plan(snapshot, 2)
+    versions = snapshot.versions_by_id()
+    for stop in made.stopped:
+        if stop.code != "evicted" or "has only" in stop.reason:
+            continue
+        places = {place for place, _ in spans(snapshot, stop.assignment)}
+        rank = versions[stop.assignment.version_id].rank
+        assert any(
+            versions[start.assignment.version_id].rank < rank
+            for start in made.started
+            if places & {place for place, _ in spans(snapshot, start.assignment)}
+        )
+
+
+@random_fleets
+@given(snapshots())
+def test_a_gap_means_that_nothing_would_have_fitted(snapshot: FleetSnapshot) -> None:
+    """No usable device has the free memory of an unplaced version without a forbidden neighbour,
+    and none would by evicting everybody less important."""
+    made = plan(snapshot, 2)
+    done = after(snapshot, made)
+    residents: dict[tuple[str, int], list[tuple[VersionView, int]]] = defaultdict(list)
+    versions = snapshot.versions_by_id()
+    for view in done.assigned:
+        for place, share in spans(snapshot, view.assignment):
+            residents[place].append((versions[view.assignment.version_id], share))
+    failing = {(f.node_id, f.version_id) for f in snapshot.failures if f.retry_at > snapshot.now}
+    for gap in made.unplaced:
+        wanted = versions[gap.version_id]
+        if wanted.spec.tensor_parallel > 1:
+            continue
+        for node in snapshot.nodes:
+            if node.status != "ready" or node.draining or (node.node_id, gap.version_id) in failing:
+                continue
+            for device in node.devices:
+                there = residents[node.node_id, device.index]
+                stay = [(v, s) for v, s in there if v.rank <= wanted.rank]
+                if any(v is wanted or must_not_meet(v, wanted) for v, _ in there if v in
+                       [v for v, _ in stay] or v is wanted):  # fmt: skip
+                    continue
+                free = device.capacity_bytes - device.foreign_bytes - sum(s for _, s in stay)
+                assert free < wanted.spec.gpu_memory
+
+
+@random_fleets
+@given(snapshots())
+def test_the_same_snapshot_gives_the_same_plan(snapshot: FleetSnapshot) -> None:
+    """Bit for bit, and in whatever order nodes and versions were listed."""
+    shuffled = FleetSnapshot(
+        snapshot.nodes[::-1],
+        snapshot.versions[::-1],
+        snapshot.assigned[::-1],
+        snapshot.failures[::-1],
+        snapshot.position,
+        snapshot.now,
+    )
+    made: PlacementPlan = plan(snapshot, 2)
+    assert plan(snapshot, 2) == made
+    assert plan(shuffled, 2) == made
