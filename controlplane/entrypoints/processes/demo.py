@@ -57,20 +57,28 @@ class Demo:
         self._authority = Authority(self._dir / "nats")
         self._supervisor = Supervisor(self._warn, self._pids_changed)
         self._ready: dict[str, Any] | None = None
+        self.ready_file.unlink(missing_ok=True)  # of a demo that was killed
 
     async def run(self, secrets: Secrets) -> None:
-        """Serve until SIGINT, SIGTERM or SIGHUP; then nothing is left running."""
-        me = asyncio.current_task()
-        assert me is not None
+        """Serve until SIGINT, SIGTERM or SIGHUP; then nothing is left running.
+
+        An event, and not a cancelled task: a second Ctrl-C must not interrupt the stopping.
+        """
+        told = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, me.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+        starting = asyncio.create_task(self._start(secrets))
+        waiting = asyncio.create_task(told.wait())
         try:
-            await self._start(secrets)
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self._console.print("Stopping …")
+            await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()  # raises what kept it from starting
+                await waiting
         finally:
+            starting.cancel()
+            waiting.cancel()
             self.ready_file.unlink(missing_ok=True)
+            self._console.print("Stopping …")
             with self.phase("Stopped"):
                 await self._supervisor.stop()
 
