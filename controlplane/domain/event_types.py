@@ -35,7 +35,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
 }
 SCHEMA_VERSIONS: dict[str, int] = {}  # type -> newest version; absent means 1
 
-_encoder = msgspec.json.Encoder(order="deterministic")
+_encoder = msgspec.json.Encoder(order="sorted")
 _decoders = {name: msgspec.json.Decoder(kind) for name, kind in EVENT_TYPES.items()}
 
 

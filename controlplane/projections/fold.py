@@ -21,7 +21,7 @@ STATE = (
 )
 ALL = (*STATE, decisions.PROJECTION, audit.PROJECTION)
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Folder:

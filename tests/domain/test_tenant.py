@@ -1,0 +1,125 @@
+"""What a tenant may and may not become."""
+
+from dataclasses import replace
+
+import pytest
+
+from controlplane.domain import tenant
+from controlplane.domain.decider import Event, fold
+from controlplane.domain.ids import KeyId, TenantId
+from controlplane.domain.tenant import (
+    ApiKeyIssued,
+    ApiKeyRevoked,
+    ChangeTier,
+    CreateTenant,
+    DeleteTenant,
+    IssueApiKey,
+    ResumeTenant,
+    RevokeApiKey,
+    SetBudget,
+    SuspendTenant,
+    TenantBudgetSet,
+    TenantCreated,
+    TenantDeleted,
+    TenantResumed,
+    TenantSuspended,
+    TenantTierChanged,
+)
+from tests.domain.scenario import Scenario
+
+T = TenantId("acme")
+K = KeyId("0123456789ab")
+CREATED = TenantCreated(T, "acme", "standard", 1.0)
+ISSUED = ApiKeyIssued(T, K, "laptop", "wxyz", ("inference",), None, 2.0)
+REVOKED = ApiKeyRevoked(T, K, 3.0)
+ISSUE = IssueApiKey(T, K, "laptop", "wxyz", ("inference",), None, 2.0)
+
+
+def given(*events: Event) -> Scenario:
+    return Scenario(tenant.DECIDER, events)
+
+
+def test_a_tenant_is_created_once() -> None:
+    create = CreateTenant(T, "acme", "standard", 1.0)
+    given().when(create).then(CREATED)
+    given(CREATED).when(create).then_refused("tenant_exists")
+    given(CREATED, TenantDeleted(T, 2.0)).when(create).then_refused("tenant_exists")
+
+
+@pytest.mark.parametrize("name", ["", "Acme", "../x", "a" * 64, "a b", "-a", "ａ", "a\x00"])
+def test_a_bad_name_is_refused(name: str) -> None:
+    given().when(CreateTenant(T, name, "standard", 1.0)).then_refused("invalid_name")
+
+
+def test_only_known_tiers_are_taken() -> None:
+    given().when(CreateTenant(T, "acme", "gold", 1.0)).then_refused("invalid_tier")
+    given(CREATED).when(ChangeTier(T, "gold", 2.0)).then_refused("invalid_tier")
+    given(CREATED).when(ChangeTier(T, "free", 2.0)).then(TenantTierChanged(T, "free", 2.0))
+    given(CREATED).when(ChangeTier(T, "standard", 2.0)).then_nothing()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ChangeTier(T, "free", 9.0),
+        SuspendTenant(T, "", 9.0),
+        ResumeTenant(T, 9.0),
+        DeleteTenant(T, 9.0),
+        SetBudget(T, 1, "day", 9.0),
+        ISSUE,
+        RevokeApiKey(T, K, 9.0),
+    ],
+)
+def test_nothing_can_be_done_to_a_tenant_that_is_not_there(command: tenant.TenantCommand) -> None:
+    """Neither before it was created nor after it was deleted; the answers are the same."""
+    before = given().when(command).then_refused("tenant_not_found")
+    after = given(CREATED, TenantDeleted(T, 2.0)).when(command).then_refused("tenant_not_found")
+    assert before.message == after.message
+
+
+def test_suspending_and_resuming_take_turns() -> None:
+    suspended = TenantSuspended(T, "unpaid", 2.0)
+    given(CREATED).when(SuspendTenant(T, "unpaid", 2.0)).then(suspended)
+    given(CREATED, suspended).when(SuspendTenant(T, "again", 3.0)).then_nothing()
+    given(CREATED, suspended).when(ResumeTenant(T, 3.0)).then(TenantResumed(T, 3.0))
+    given(CREATED).when(ResumeTenant(T, 3.0)).then_nothing()
+
+
+def test_a_budget_is_a_count_of_tokens_per_period() -> None:
+    zero = TenantBudgetSet(T, 0, "day", 2.0)
+    given(CREATED).when(SetBudget(T, 0, "day", 2.0)).then(zero)
+    given(CREATED, zero).when(SetBudget(T, 0, "day", 3.0)).then_nothing()
+    none = TenantBudgetSet(T, None, "day", 3.0)
+    given(CREATED, zero).when(SetBudget(T, None, "day", 3.0)).then(none)
+    for tokens, period in ((-1, "day"), (2**62, "day"), (2**63, "day"), (1, "week")):
+        given(CREATED).when(SetBudget(T, tokens, period, 2.0)).then_refused("invalid_budget")
+
+
+def test_a_key_is_issued_once_and_revoked_for_good() -> None:
+    given(CREATED).when(ISSUE).then(ISSUED)
+    given(CREATED, ISSUED).when(ISSUE).then_nothing()
+    given(CREATED, ISSUED).when(RevokeApiKey(T, K, 3.0)).then(REVOKED)
+    given(CREATED, ISSUED, REVOKED).when(RevokeApiKey(T, K, 4.0)).then_nothing()
+    given(CREATED, ISSUED, REVOKED).when(ISSUE).then_refused("key_revoked")
+    given(CREATED).when(RevokeApiKey(T, K, 3.0)).then_refused("key_not_found")
+
+
+def test_a_key_needs_known_scopes_and_a_future() -> None:
+    for scopes in ((), ("root",), ("inference", "root")):
+        command = IssueApiKey(T, K, "k", "wxyz", scopes, None, 2.0)
+        given(CREATED).when(command).then_refused("invalid_scope")
+    for expires_at in (1.0, 2.0, -1e308):
+        command = IssueApiKey(T, K, "k", "wxyz", ("inference",), expires_at, 2.0)
+        given(CREATED).when(command).then_refused("invalid_expiry")
+
+
+def test_a_tenant_with_live_keys_is_not_deleted() -> None:
+    given(CREATED, ISSUED).when(DeleteTenant(T, 4.0)).then_refused("in_use")
+    given(CREATED, ISSUED, REVOKED).when(DeleteTenant(T, 4.0)).then(TenantDeleted(T, 4.0))
+
+
+def test_state_holds_what_the_next_decision_needs() -> None:
+    state = fold(tenant.DECIDER, [CREATED, ISSUED, TenantBudgetSet(T, 5, "day", 3.0), REVOKED])
+    assert state == replace(
+        tenant.Tenant(), exists=True, budget=(5, "day"), revoked_keys=frozenset({K})
+    )
