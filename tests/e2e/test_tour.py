@@ -1,0 +1,55 @@
+"""The built dashboard in a real browser, against everything that the tests before it have done."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.product import ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+ARTIFACTS = ROOT / "tests" / "e2e" / "artifacts"
+# The pictures that the READMEs show; ENGINE_UPDATE_SCREENSHOTS=1 replaces them.
+SHOWN = ("fleet", "playground", "dark-decisions")
+
+
+def browser() -> Path:
+    found = [p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))]
+    built = (ROOT / "frontend" / "dist" / "index.html").exists()
+    if not found or not built or not shutil.which("node"):
+        missing = "needs Node 20, `make frontend`, and chromium (apt-get install chromium)"
+        assert "CI" not in os.environ, missing
+        pytest.skip(missing)
+    return Path(found[0])
+
+
+def test_a_person_walks_through_every_page(product):
+    """Log in, see every page and detail, talk to the model in the playground, in light, dark and on
+    a phone: no error in the console, no 5xx, nothing wider than the screen."""
+    chromium = browser()
+    ready = product.ready
+    done = subprocess.run(
+        ["node", "test/browser/tour.mjs"],
+        cwd=ROOT / "frontend",
+        env={
+            **os.environ,
+            "TOUR_URL": ready["dashboard_url"],
+            "TOUR_USER": ready["admin_user"],
+            "TOUR_PASSWORD": ready["admin_password"],
+            "TOUR_MODEL": ready["model"],
+            "TOUR_TENANT": ready["tenant"],
+            "TOUR_OUT": str(ARTIFACTS),
+            "TOUR_CHROMIUM": str(chromium),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + product.logs()
+    for name in SHOWN:
+        assert (ARTIFACTS / f"{name}.png").stat().st_size > 10_000
+        if os.environ.get("ENGINE_UPDATE_SCREENSHOTS"):
+            shutil.copy(ARTIFACTS / f"{name}.png", ROOT / "deploy" / "screenshots")
