@@ -37,6 +37,7 @@ from controlplane.domain.ids import VersionId
 from controlplane.domain.model import Access, AddVersion, Colocation, Model, VersionSpec
 
 MAX_DEPTH = 64
+_TOO_DEEP = f"At most {MAX_DEPTH} levels of nesting."
 _UNITS = {
     unit: factor**power
     for factor, suffix in ((1000, "B"), (1024, "iB"))
@@ -126,6 +127,8 @@ def parse(text: str) -> CatalogFile:
         _check_structure(text)
         loaded = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, OverflowError) as error:
+        if "nesting depth" in str(error):  # libyaml reads ahead and has a limit of its own
+            raise Invalid("json_too_deep", _TOO_DEEP) from None
         raise Invalid("invalid_yaml", f"Not YAML: {_place(error)}") from None
     _check_text(loaded)
     try:
@@ -160,7 +163,7 @@ def _check_structure(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
-            raise Invalid("json_too_deep", f"At most {MAX_DEPTH} levels of nesting.")
+            raise Invalid("json_too_deep", _TOO_DEEP)
 
 
 def _check_text(value: Any) -> None:

@@ -105,6 +105,7 @@ class WebServer(Server):
         )
         self._on_listening, self._on_stop = on_listening, on_stop
         self._ports: list[Any] = []
+        self.connections: dict[Any, dict[str, Any]] = {}
         self.failed = False
 
     def _ready(self) -> None:

@@ -31,7 +31,7 @@ def planned(text: str) -> tuple[list[FileOrder], list[list[Event]]]:
 
 def apply(request: Request, query: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """``(body, position)``. With an Idempotency-Key every command has its own, derived from it."""
-    orders, would_be = planned(request.data)
+    orders, would_be = planned(str(request.data))
     if query["dry_run"] == "true":
         results = [
             _dry_receipt(order, events) for order, events in zip(orders, would_be, strict=True)

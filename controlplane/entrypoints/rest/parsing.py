@@ -41,7 +41,7 @@ class YamlTextParser(BaseParser):
         stream: IO[bytes],
         media_type: str | None = None,
         parser_context: Mapping[str, Any] | None = None,
-    ) -> str:
+    ) -> Any:
         try:
             return read_capped(stream).decode("utf-8")
         except UnicodeDecodeError:
@@ -58,7 +58,7 @@ class CatalogJSONParser(YamlTextParser):
         stream: IO[bytes],
         media_type: str | None = None,
         parser_context: Mapping[str, Any] | None = None,
-    ) -> str:
+    ) -> Any:
         body = read_capped(stream)
         strict_json.parse(body)
         return body.decode("utf-8")

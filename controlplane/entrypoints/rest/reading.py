@@ -347,7 +347,7 @@ def require_free_names(command: Any) -> None:
 
 # --- fleet ------------------------------------------------------------------------------------
 def nodes(source: Source, query: Json) -> Page:
-    equal = {name: query[name] for name in ("status", "zone") if name in query}
+    equal: Json = {name: query[name] for name in ("status", "zone") if name in query}
     count, rows = page(source.select(Node, Selection(equal)), query)
     return count, [_node_json(source, row) for row in rows]
 

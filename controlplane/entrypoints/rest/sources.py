@@ -16,6 +16,7 @@ from controlplane.projections.base import Row, key_of
 from controlplane.projections.memory import MemoryRows
 
 R = TypeVar("R", bound=Row)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Source(Protocol):
     def select(self, table: type[R], selection: Selection = Selection()) -> list[R]: ...
 
 
-def page(rows: Sequence[R], query: dict[str, Any]) -> tuple[int, Sequence[R]]:
+def page(rows: Sequence[T], query: dict[str, Any]) -> tuple[int, Sequence[T]]:
     """The count, and the stretch that ``offset`` and ``limit`` name."""
     start = query["offset"]
     return len(rows), rows[start : start + query["limit"]]

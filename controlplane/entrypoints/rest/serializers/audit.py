@@ -14,7 +14,7 @@ class EventSerializer(serializers.Serializer[Any]):
     stream = serializers.CharField()
     version = serializers.IntegerField()
     type = serializers.CharField()
-    data = serializers.DictField()
+    data = serializers.DictField()  # type: ignore[assignment]  # hides DRF's own
     actor = serializers.CharField()
     reason = serializers.CharField()
     recorded_at = serializers.FloatField()

@@ -36,7 +36,7 @@ class VersionSerializer(serializers.Serializer[Any]):
 
     version_id = serializers.CharField()
     version = serializers.CharField()
-    source = serializers.CharField()
+    source = serializers.CharField()  # type: ignore[assignment]  # hides DRF's own
     format = serializers.CharField()
     sha256 = serializers.CharField()
     gpu_memory = serializers.IntegerField(help_text="Bytes.")
@@ -76,7 +76,7 @@ class VersionOrder(Order):
     """The fields of a version; what is left out has the value of an ordinary model."""
 
     version = Text()
-    source = Text(max_length=2048)
+    source = Text(max_length=2048)  # type: ignore[assignment]  # hides DRF's own
     format = Text(required=False)
     sha256 = Text(required=False, allow_blank=True, max_length=64)
     gpu_memory = Integer(help_text="Bytes per GPU: weights, KV cache and workspace.")
@@ -128,7 +128,7 @@ class RouteSerializer(serializers.Serializer[Any]):
 
 
 class RouteChange(Order):
-    arms = ArmSerializer(many=True, max_length=100)
+    arms = ArmSerializer(many=True)
     sticky = Boolean(required=False, default=True)
 
 

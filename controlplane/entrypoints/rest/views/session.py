@@ -2,7 +2,6 @@
 
 import math
 import time
-from typing import ClassVar
 
 from django.contrib.auth import authenticate, login, logout
 from django.contrib.auth.models import User
@@ -17,7 +16,7 @@ from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.documenting import read, write
 from controlplane.entrypoints.rest.fields import Query
 from controlplane.entrypoints.rest.problems import Problem
-from controlplane.entrypoints.rest.security import Open
+from controlplane.entrypoints.rest.security import Open, principal_in
 from controlplane.entrypoints.rest.serializers import tenants as shapes
 from controlplane.entrypoints.rest.views.base import ApiView
 from controlplane.entrypoints.rest.writing import body_of, query_of
@@ -26,7 +25,7 @@ from controlplane.entrypoints.rest.writing import body_of, query_of
 class Session(ApiView):
     """Open on purpose: whoever logs in is nobody yet."""
 
-    permission_classes: ClassVar = [Open]
+    permission_classes = (Open,)
 
     def get_authenticators(self) -> list[BaseAuthentication]:
         """None for logging in: whoever has a stale session must be able to log in again. A page
@@ -80,9 +79,9 @@ def _check_password(request: Request, username: str, password: str) -> User:
 
 
 def _session(request: Request) -> dict[str, str]:
-    principal = request.auth
-    if principal is None:
+    if request.auth is None:
         raise NotAuthenticated("Nobody is logged in.")
+    principal = principal_in(request)
     return {
         "username": principal.actor.partition(":")[2],
         "role": principal.role,

@@ -1,0 +1,50 @@
+"""``manage.py apply models.yaml``: make the catalog what a file says."""
+
+import getpass
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from controlplane import bootstrap
+from controlplane.application.ports import EventMeta, StoreUnavailable
+from controlplane.domain.errors import DomainError
+from controlplane.domain.event_types import type_of
+from controlplane.entrypoints.rest.applying import apply_locally, export
+
+
+class Command(BaseCommand):
+    help = "Apply a catalog file (- is standard input), or print the present one with --export."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("file", nargs="?", default="-")
+        parser.add_argument("--dry-run", action="store_true", help="Only say what would happen.")
+        parser.add_argument("--export", action="store_true", help="Print the catalog as YAML.")
+        parser.add_argument("--reason", default="", help="Kept in the audit.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        bootstrap.projector().catch_up_all()  # names are looked up in the read model
+        if options["export"]:
+            self.stdout.write(export(), ending="")
+            return
+        meta = EventMeta(actor=f"cli:{getpass.getuser()}", reason=options["reason"])
+        try:
+            applied = apply_locally(_text(options["file"]), meta, options["dry_run"])
+        except DomainError as error:
+            raise CommandError(f"{error.code}: {error.message}") from None
+        except StoreUnavailable as error:
+            raise CommandError(f"{error.code}: {error}") from None
+        for stream, events in applied:
+            for event in events:
+                self.stdout.write(f"{stream}: {type_of(event)}")
+        if not any(events for _, events in applied):
+            self.stdout.write("nothing to change")
+
+
+def _text(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file}: {error}") from None
