@@ -141,7 +141,7 @@ class Bus:
         return True
 
     async def _errored(self, error: Exception) -> None:
-        self.errors[type(error).__name__] += 1
+        self.errors[f"bus_{type(error).__name__}"] += 1
 
     async def _reconnected(self) -> None:
         self.on_reconnect()

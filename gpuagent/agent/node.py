@@ -162,10 +162,16 @@ class Node:
                 await self._gone(replica_id)
 
     async def _on_lost(self, replica_ids: list[str], reason: str) -> None:
-        """A worker died: its generations end with a typed error, its replicas will restart."""
+        """A worker died: its generations end with a typed error, its replicas will restart.
+
+        One that died while loading is not tried again at once: the likely cause is memory.
+        """
         self.counts["workers_lost"] += 1
         for replica_id in replica_ids:
-            await self._failed(replica_id, "engine_lost", reason)
+            replica = self.table.get(replica_id)
+            was_ready = replica is not None and replica.loaded is not None
+            code = "engine_lost" if was_ready else "load_failed"
+            await self._failed(replica_id, code, reason)
 
     async def _failed(self, replica_id: str, code: str, reason: str) -> None:
         log.warning("replica_failed", replica=replica_id, code=code, reason=reason)

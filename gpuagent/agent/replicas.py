@@ -116,7 +116,8 @@ class ReplicaTable:
     def progressed(self, message: ipc.Progress) -> None:
         replica = self._replicas.get(message.replica_id)
         if replica and replica.state in ("downloading", "loading"):
-            self._set(replica, message.state)
+            tenths = int(message.fraction * 10)  # coarse: each change is written to the bus
+            self._set(replica, message.state, "", f"{message.stage} {tenths * 10} %")
 
     def became_ready(self, message: ipc.Loaded) -> None:
         replica = self._replicas.get(message.replica_id)

@@ -1,6 +1,7 @@
 """What the node says about itself: observed state, telemetry, metrics, health."""
 
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 
 from gpuagent.agent import telemetry
@@ -16,8 +17,9 @@ HOLDS_MEMORY = ("loading", "ready", "stopping")
 class Reports:
     """Builds every report from the node's current state; sends nothing."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, bus_errors: Mapping[str, int]) -> None:
         self._node = node
+        self._bus_errors = bus_errors
         self._seq = 0
         self._utilization: dict[int, float] = {}
         self._version = version("engine-controlplane")
@@ -102,7 +104,7 @@ class Reports:
             devices=self._devices(),
             served=node.inference.served,
             finished=node.inference.finished,
-            counts={**node.counts, **node.inference.counts},
+            counts={**node.counts, **node.inference.counts, **self._bus_errors},
         )
 
     def livez(self) -> Answer:

@@ -37,7 +37,7 @@ class Service:
         self._bus = Bus(settings.node_id)
         cores = len(os.sched_getaffinity(0))
         self._node = Node(settings, devices, self._bus.publish, cores)
-        self._reports = Reports(self._node)
+        self._reports = Reports(self._node, self._bus.errors)
         self._http = HttpServer(
             {
                 "/metrics": self._reports.metrics,
@@ -95,8 +95,11 @@ class Service:
         self._look.set()
 
     def _reconnected(self) -> None:
+        """Whatever the bus held may be gone with its disk: look and write again."""
         self._look.set()
         self._node.changed.set()
+        self._stored_at.clear()
+        self._node.bundle_added.set()
 
     async def _follow_desired(self) -> None:
         """Read desired state on each hint, and often enough to keep the lease.

@@ -112,7 +112,8 @@ def device_load(
     pool that nobody has touched yet is not resident, but it is not free either.
     """
     if device.kind == "cuda":
-        return _gpu_load(device, set(pids), utilization)
+        with suppress(pynvml.NVMLError):  # a GPU that fell off the bus: its memory reads as 0
+            return _gpu_load(device, set(pids), utilization)
     return DeviceLoad(
         index=device.index,
         utilization=utilization,

@@ -6,9 +6,12 @@ import signal
 import time
 
 import psutil
+from nats.js.errors import ObjectNotFoundError
+from nats.js.object_store import ObjectStore
 
+from controlplane.adapters.natsbus.connection import ensure_buckets
 from tests.agent.conftest import StartAgent
-from tests.agent.harness import Control, control, eventually, spec
+from tests.agent.harness import Agent, Control, control, eventually, spec
 from tests.natsserver import NatsServer
 
 
@@ -273,6 +276,98 @@ async def test_sigterm_ends_everything_within_five_seconds(
     assert not any(map(psutil.Process.is_running, workers))
     observed = await plane.observed("n1")
     assert observed and observed.replicas == ()
+
+
+async def test_a_hung_worker_does_not_hold_up_the_end(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """SIGTERM with a stopped worker: killed, exit code 0, still within five seconds."""
+    agent = start_agent()
+    await plane.place("n1", spec())
+    await plane.replica("n1", "ready")
+    worker = agent.workers()[0]
+    os.kill(worker.pid, signal.SIGSTOP)
+    await plane.generate("n1")
+    asked_at = time.monotonic()
+    code = await asyncio.to_thread(agent.stop)
+    assert (code, time.monotonic() - asked_at < 5.5) == (0, True)
+    assert not worker.is_running()
+
+
+async def test_a_second_sigterm_ends_at_once(plane: Control, start_agent: StartAgent) -> None:
+    agent = start_agent()
+    await plane.place("n1", spec())
+    await plane.replica("n1", "ready")
+    await plane.started(await plane.generate("n1", max_tokens=1500))
+    worker = agent.workers()[0]
+    asked_at = time.monotonic()
+    os.kill(agent.pid, signal.SIGTERM)
+    await asyncio.sleep(0.3)
+    assert await asyncio.to_thread(agent.stop) == 1
+    assert time.monotonic() - asked_at < 2
+    await eventually(lambda: not worker.is_running(), 2)
+
+
+async def test_a_death_while_loading_waits_before_the_next_try(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """The kernel's answer to too much memory looks like this; no crash loop follows."""
+    agent = start_agent()
+    await plane.place("n1", spec(source="simulated://m?load_ms=60000"))
+    await plane.replica("n1", "loading")
+    worker = await eventually(lambda: next(iter(agent.workers()), None))
+    worker.kill()
+    status = await plane.replica("n1", "failed")
+    assert status.reason_code == "load_failed" and "signal 9" in status.reason
+    await asyncio.sleep(1.5)
+    assert agent.log.count("replica_start") == 1
+
+
+async def test_one_nodes_credentials_are_of_no_use_to_another(
+    nats: NatsServer, plane: Control, start_agent: StartAgent
+) -> None:
+    """An agent that calls itself n2 with n1's file hears nothing, says nothing, is not ready."""
+    await plane.place("n2", spec())
+    agent = start_agent("n2", "--creds", str(nats.node_creds("n1")))
+    await eventually(lambda: "bus_" in _metrics(agent))
+    assert agent.get("/readyz")[0] == 503
+    assert not agent.workers()
+    assert await plane.observed("n2") is None and "n2" not in plane.telemetry
+
+
+def _metrics(agent: Agent) -> str:
+    """The metrics page; "" while the port is not bound yet."""
+    return agent.get("/metrics")[1] if (agent.directory / "port").exists() else ""
+
+
+async def test_wiped_bus_storage_is_filled_again(
+    nats: NatsServer, plane: Control, start_agent: StartAgent
+) -> None:
+    """JetStream is a conveyor: after its loss the node keeps serving and reports again."""
+    start_agent()
+    await plane.place("n1", spec())
+    await plane.replica("n1", "ready")
+    nats.stop(kill=True)
+    nats.wipe()
+    nats.start()
+    await eventually(lambda: plane.bus.num_reconnects and plane.bus.connected, 5)
+    await ensure_buckets(plane.bus)
+    await plane.replica("n1", "ready")
+    request_id = await plane.generate("n1")
+    assert (await plane.terminal(request_id)).finish_reason == "length"
+    store = await plane.bus.jetstream().object_store("tokenizers")
+    give_up = time.monotonic() + 15
+    while not await _holds(store, "m@1"):
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.2)
+
+
+async def _holds(store: ObjectStore, name: str) -> bool:
+    try:
+        await store.get_info(name)
+    except ObjectNotFoundError:
+        return False
+    return True
 
 
 async def test_an_idle_node_uses_almost_no_cpu(plane: Control, start_agent: StartAgent) -> None:
