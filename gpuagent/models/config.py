@@ -66,7 +66,7 @@ class ModelConfig:
         """Parameters of the decoder and its head, biases included."""
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * self.hidden_size * (heads + kv_heads)
-        bias = (heads + 2 * kv_heads) if self.attention_bias else 0
+        bias = (heads + 2 * kv_heads + self.hidden_size) if self.attention_bias else 0
         layer = attention + bias + 3 * self.hidden_size * self.intermediate_size
         layer += 2 * self.hidden_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
