@@ -183,8 +183,9 @@ class Worker:
             replica.arrivals[request.request_id] = time.monotonic()
         except RequestRejected as error:
             self._refuse(request, error.code, error.message)
-        except ValueError as error:
-            self._refuse(request, "invalid_request", str(error))
+        except Exception as error:  # whatever one request holds, it costs nobody else
+            traceback.print_exc()
+            self._refuse(request, "invalid_request", f"{type(error).__name__}: {error}")
 
     def _refuse(self, request: Generate, code: str, message: str) -> None:
         num_prompt = len(request.prompt_token_ids)

@@ -1,5 +1,6 @@
 """What is kept of a generation and sent again, and the frames that gateways get."""
 
+import random
 from collections.abc import Iterable
 
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from gpuagent.agent.inference import RETENTION_S, Generation, Inference
 from gpuagent.wire import codec
 from gpuagent.wire.messages import Delta, Frame, Generate, Resend, Sampling, TokenLogprob
+from tests.wire.samples import SAMPLES, mutated
 
 
 class Node:
@@ -144,6 +146,28 @@ async def test_an_ended_generation_is_kept_a_minute_and_then_forgotten() -> None
     node.now += 2
     await node.inference.tick()
     assert [d.error_code for d in node.of("a")] == ["engine_lost"]
+
+
+async def test_five_thousand_mutated_messages_leave_the_node_as_it_was() -> None:
+    """Each is refused, counted or harmless; none raises, and the next request is served."""
+    rng = random.Random(3)
+    node = Node(max_queue=10**6)
+    of_kind = {type(sample).__name__: codec.encode(sample) for sample in SAMPLES}
+    inference = node.inference
+    for _ in range(5_000):
+        kind, handle = rng.choice(
+            [
+                ("Generate", inference.generate),
+                ("Cancel", inference.cancel),
+                ("Resend", inference.resend),
+            ]
+        )
+        await handle(mutated(rng, of_kind[kind]))
+        node.now += 0.01
+        await inference.tick()
+    assert inference.counts["malformed"] > 1_000, "the mutations bite"
+    await node.generate("good")
+    assert node.added[-1] == "good"
 
 
 tokens = st.lists(st.integers(0, 10**6), min_size=0, max_size=4)

@@ -1,5 +1,6 @@
 """The small parts: settings, devices, frames between processes, the simulated model."""
 
+import asyncio
 import socket
 import urllib.request
 from pathlib import Path
@@ -190,7 +191,6 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
 
 
 async def test_the_port_answers_only_what_it_knows() -> None:
-    import asyncio
 
     server = HttpServer({"/livez": lambda: (200, "text/plain", b"ok")})
     port = await server.start("127.0.0.1", 0)

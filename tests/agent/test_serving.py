@@ -1,13 +1,17 @@
 """An agent on a real bus with the simulated backend: join, load, generate, cancel, resend."""
 
 import asyncio
+import random
 import time
 from itertools import pairwise
 
+import msgspec
+
 from gpuagent.wire import codec, subjects
-from gpuagent.wire.messages import TokenizerBundle
+from gpuagent.wire.messages import Generate, Sampling, TokenizerBundle
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import Control, eventually, spec
+from tests.wire.samples import mutated
 
 
 async def test_a_placed_model_is_loaded_and_generates(
@@ -195,6 +199,30 @@ async def test_malformed_messages_are_counted_and_change_nothing(
     metrics = agent.get("/metrics")[1]
     assert 'engine:agent_messages_total{kind="malformed",node="n1"} 15.0' in metrics
     assert 'engine:agent_messages_total{kind="refused_names",node="n1"} 6.0' in metrics
+
+
+async def test_mutated_generates_kill_neither_agent_nor_worker(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """A thousand broken requests for a loaded replica, and the next good one is served."""
+    agent = start_agent()
+    await plane.place("n1", spec(source="simulated://m?step_ms=0"))
+    await plane.replica("n1", "ready")
+    worker = agent.workers()[0].pid
+    rng = random.Random(5)
+    sample = Generate(
+        request_id="req-1",
+        gateway=plane.gateway,
+        replica_id="m.1.g1.0",
+        prompt_token_ids=(1, 2, 3),
+        sampling=Sampling(max_tokens=3, stop=("tok1",), logit_bias={5: 1.0}, logprobs=2, seed=1),
+    )
+    for n in range(1000):
+        one = msgspec.structs.replace(sample, request_id=f"req-{n}")
+        await plane.bus.client.publish(subjects.generate("n1"), mutated(rng, codec.encode(one)))
+    good = await plane.generate("n1", max_tokens=5)
+    assert (await plane.terminal(good)).finish_reason == "length"
+    assert [process.pid for process in agent.workers()] == [worker]
 
 
 async def test_two_agents_serve_side_by_side(plane: Control, start_agent: StartAgent) -> None:

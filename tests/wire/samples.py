@@ -6,6 +6,7 @@ touches no others.
 """
 
 import json
+import random
 from pathlib import Path
 
 from gpuagent.wire import codec, messages
@@ -164,6 +165,23 @@ def golden() -> dict[str, str]:
     """Message name to the hex of its frozen bytes."""
     stored: dict[str, str] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     return stored
+
+
+def mutated(rng: random.Random, payload: bytes) -> bytes:
+    """``payload`` with one to four bytes changed, cut, inserted or repeated."""
+    data = bytearray(payload)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data) or 1)
+        match rng.randrange(4):
+            case 0 if data:
+                data[at % len(data)] = rng.randrange(256)
+            case 1:
+                del data[at:]
+            case 2:
+                data[at:at] = rng.randbytes(rng.randint(1, 8))
+            case _:
+                data += data[at : at + 16]
+    return bytes(data)
 
 
 def write_missing() -> None:

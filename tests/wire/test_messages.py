@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpuagent.wire import codec, messages, subjects
-from tests.wire.samples import SAMPLES, golden
+from tests.wire.samples import SAMPLES, golden, mutated
 
 KINDS = {type(sample).__name__: type(sample) for sample in SAMPLES}
 
@@ -66,26 +66,10 @@ def test_ten_thousand_mutated_messages_are_decoded_or_typed_errors() -> None:
     for _ in range(10_000):
         kind, payload = rng.choice(encoded)
         try:
-            codec.decode(_mutated(rng, payload), kind)
+            codec.decode(mutated(rng, payload), kind)
         except codec.WireError:
             num_refused += 1
     assert num_refused > 2_000, "the mutations bite"
-
-
-def _mutated(rng: random.Random, payload: bytes) -> bytes:
-    data = bytearray(payload)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data) or 1)
-        match rng.randrange(4):
-            case 0 if data:
-                data[at % len(data)] = rng.randrange(256)
-            case 1:
-                del data[at:]
-            case 2:
-                data[at:at] = rng.randbytes(rng.randint(1, 8))
-            case _:
-                data += data[at : at + 16]
-    return bytes(data)
 
 
 def test_nesting_without_end_is_a_typed_error() -> None:
