@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.apps import apps
 from django.core.management import call_command
 from django.db import connections
 
@@ -54,12 +55,16 @@ def postgres_stores(name: str) -> Iterator[Stores]:
         with connections["default"].cursor() as cursor:
             cursor.execute(
                 "ALTER TABLE eventstore_event DISABLE TRIGGER ALL;"
-                "TRUNCATE eventstore_event, eventstore_head, eventstore_lease,"
-                " eventstore_idempotencykey, readmodel_checkpoint;"
+                f"TRUNCATE {', '.join(_tables())};"
                 "ALTER TABLE eventstore_event ENABLE TRIGGER ALL"
             )
         with _django_stores("postgres") as stores:
             yield stores
+
+
+def _tables() -> list[str]:
+    owned = (apps.get_app_config(label).get_models() for label in ("eventstore", "readmodel"))
+    return [model._meta.db_table for models in owned for model in models]
 
 
 @contextmanager

@@ -1,0 +1,270 @@
+"""What people read of the fleet, told by the events that make it so."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.adapters.clock import ManualClock
+from controlplane.adapters.memory import MemoryEventStore
+from controlplane.application.ports import Append, EventMeta
+from controlplane.domain import model, node, placement, route, tenant
+from controlplane.domain.decider import Event
+from controlplane.projections.audit import AuditEntry
+from controlplane.projections.base import key_of
+from controlplane.projections.catalog import Alias, Model, Version
+from controlplane.projections.decisions import Decision
+from controlplane.projections.fleet import LoadFailure, Node, Replica
+from controlplane.projections.fold import ALL, fold_rows, state_hash
+from controlplane.projections.memory import MemoryRows
+from controlplane.projections.routes import Route
+from controlplane.projections.standing import Unplaced
+from controlplane.projections.tenants import ApiKey, Tenant
+from tests.domain import samples as s
+from tests.projections.history import every_sample, random_history
+
+META = EventMeta("user:ada", "req-1", "", "10.0.0.1", "because")
+PLACED = placement.PlacementDecided(
+    "d1", 3, (placement.Started(s.ASSIGNMENT, "wanted", (), ()),), (), (), 4.0
+)
+STOPPED = placement.PlacementDecided(
+    "d2", 9, (), (placement.Stopped(s.ASSIGNMENT, "surplus", "too many"),), (), 9.0
+)
+FLEET = (
+    ("model-smollm2", model.ModelRegistered("smollm2", 1.0)),
+    ("model-smollm2", model.ModelVersionAdded("smollm2", s.SPEC, 2.0)),
+    ("node-n1", node.NodeJoined(s.NODE, "boot-1", "zone-a", s.DEVICES, 3.0)),
+)
+LOADING = node.ReplicaStateChanged(s.NODE, s.R1, s.V1, "loading", 5.0)
+READY = node.ReplicaBecameReady(s.NODE, s.R1, s.V1, 0, 10, 20, 40, 1.5, "ab", 6.0)
+FAILED = node.ReplicaFailed(s.NODE, s.R1, s.V1, "out_of_memory", "1 GiB free", 6.0)
+GONE = node.ReplicaStopped(s.NODE, s.R1, s.V1, 10.0)
+
+
+def rows_after(*history: tuple[str, Event]) -> MemoryRows:
+    """Through a store, so that positions and versions are real ones."""
+    store = MemoryEventStore(ManualClock())
+    for stream, event in history:
+        store.append(Append(stream, None, [event], META))
+    return fold_rows(store.read_all(0, 10_000), ALL)
+
+
+def fleet_after(*events: Event) -> MemoryRows:
+    history = [
+        ("placement" if isinstance(e, placement.PlacementDecided) else "node-n1", e) for e in events
+    ]
+    return rows_after(*FLEET, *history)
+
+
+def replica_after(*events: Event) -> Replica | None:
+    return fleet_after(*events).get(Replica, s.R1)
+
+
+def standing_after(*events: Event) -> tuple[str, int, int, str]:
+    row = fleet_after(*events).get(Version, s.V1)
+    assert row is not None
+    return row.status, row.ready_replicas, row.desired_replicas, row.reason
+
+
+def test_a_tenant_is_shown_as_it_is_now() -> None:
+    """With the version of its stream, the count of its live keys and its budget."""
+    stream = "tenant-acme"
+    rows = rows_after(
+        (stream, tenant.TenantCreated(s.ACME, "acme", "free", 1.0)),
+        (stream, tenant.ApiKeyIssued(s.ACME, s.KEY, "k", "wxyz", ("inference",), None, 2.0)),
+        (stream, tenant.TenantSuspended(s.ACME, "unpaid", 3.0)),
+        (stream, tenant.TenantBudgetSet(s.ACME, 5, "day", 4.0)),
+    )
+    shown = Tenant("acme", "acme", "free", 1.0, 4, True, "unpaid", 5, "day", 1)
+    assert rows.all(Tenant) == (shown,)
+    assert rows.find(ApiKey, tenant_id="acme")[0].revoked is False
+
+
+def test_a_deleted_tenant_is_gone_with_its_keys() -> None:
+    stream = "tenant-acme"
+    rows = rows_after(
+        (stream, tenant.TenantCreated(s.ACME, "acme", "free", 1.0)),
+        (stream, tenant.ApiKeyIssued(s.ACME, s.KEY, "k", "wxyz", ("inference",), None, 2.0)),
+        (stream, tenant.ApiKeyRevoked(s.ACME, s.KEY, 3.0)),
+        (stream, tenant.TenantDeleted(s.ACME, 4.0)),
+    )
+    assert rows.all(Tenant) == rows.all(ApiKey) == ()
+
+
+def test_a_model_shows_its_default_and_aliases() -> None:
+    second = ("model-smollm2", model.ModelVersionAdded("smollm2", _v2(), 3.0))
+    chosen = ("model-smollm2", model.ModelDefaultVersionSet("smollm2", "v1", 4.0))
+    retired = ("model-smollm2", model.ModelVersionRetired("smollm2", "v1", 5.0))
+    alias = ("model-smollm2", model.ModelAliasAdded("smollm2", "small", 6.0))
+    assert _model(*FLEET, second).default_version == "v2"
+    assert _model(*FLEET, second, chosen).default_version == "v1"
+    assert _model(*FLEET, second, chosen, retired).default_version == "v2"
+    shown = _model(*FLEET, alias)
+    assert (shown.aliases, shown.version) == (("small",), 3)
+    assert rows_after(*FLEET, alias).get(Alias, "small") == Alias("small", "smollm2", 6.0)
+
+
+def _model(*history: tuple[str, Event]) -> Model:
+    return rows_after(*history).all(Model)[0]
+
+
+def _v2() -> model.VersionSpec:
+    return model.VersionSpec(version="v2", source="hf://a/b", gpu_memory=1)
+
+
+def test_a_version_row_gives_its_specification_back() -> None:
+    row = rows_after(*FLEET).get(Version, s.V1)
+    assert row is not None and row.spec == s.SPEC
+
+
+def test_an_alias_taken_over_by_another_model_stays_with_it() -> None:
+    """Removing it from the first then leaves the second's."""
+    rows = rows_after(
+        ("model-a", model.ModelRegistered("a", 1.0)),
+        ("model-b", model.ModelRegistered("b", 1.0)),
+        ("model-a", model.ModelAliasAdded("a", "x", 2.0)),
+        ("model-b", model.ModelAliasAdded("b", "x", 3.0)),
+        ("model-a", model.ModelAliasRemoved("a", "x", 4.0)),
+    )
+    assert rows.all(Alias) == (Alias("x", "b", 3.0),)
+
+
+def test_a_route_shows_when_it_was_changed() -> None:
+    rows = rows_after(
+        ("route-chat", route.RouteCreated("chat", s.ARMS, True, 1.0)),
+        ("route-chat", route.RouteArmsChanged("chat", s.ARMS[:1], False, 2.0)),
+    )
+    assert rows.all(Route) == (Route("chat", s.ARMS[:1], False, 1.0, 2.0, 2),)
+
+
+def test_desired_acknowledged_and_observed_are_three_facts() -> None:
+    """Each event moves one of them; ``state`` sums up, ``since`` is when it became so."""
+    acked = node.NodeAcknowledged(s.NODE, 1, 4.5)
+    steps = [
+        ((PLACED,), (True, False, None, "assigned", 4.0)),
+        ((PLACED, acked), (True, True, None, "accepted", 4.5)),
+        ((PLACED, acked, LOADING), (True, True, "loading", "loading", 5.0)),
+        ((PLACED, acked, LOADING, READY), (True, True, "ready", "ready", 6.0)),
+        ((PLACED, acked, READY, STOPPED), (False, False, "ready", "stopping", 9.0)),
+    ]
+    for events, expected in steps:
+        row = replica_after(*events)
+        assert row is not None
+        assert (row.desired, row.acked, row.observed, row.state, row.since) == expected
+    assert replica_after(PLACED, acked, READY, STOPPED, GONE) is None
+
+
+def test_a_stopped_replica_that_never_ran_is_gone_at_once() -> None:
+    assert replica_after(PLACED, STOPPED) is None
+    assert replica_after(PLACED, FAILED, STOPPED) is None
+
+
+def test_a_replica_that_no_plan_wants_is_shown_until_it_stops() -> None:
+    """As after restoring an older log: it is visible, and visibly unwanted."""
+    row = replica_after(LOADING)
+    assert row is not None and (row.desired, row.state) == (False, "stopping")
+    assert replica_after(LOADING, GONE) is None
+
+
+def test_a_lost_node_is_not_believed_any_more() -> None:
+    """Its replicas are lost until it is heard again, which is then from the beginning."""
+    lost = node.NodeLost(s.NODE, 15.0, 7.0)
+    row = replica_after(PLACED, READY, lost)
+    assert row is not None and (row.observed, row.state) == (None, "lost")
+    assert standing_after(PLACED, READY, lost)[:2] == ("loading", 0)
+    back = replica_after(PLACED, READY, lost, node.NodeRecovered(s.NODE, "boot-1", 8.0))
+    assert back is not None and back.state == "assigned"
+
+
+def test_a_restarted_agent_starts_from_nothing() -> None:
+    again = node.NodeJoined(s.NODE, "boot-2", "zone-a", s.DEVICES, 7.0)
+    row = replica_after(PLACED, READY, again)
+    assert row is not None and (row.observed, row.state) == (None, "assigned")
+
+
+def test_a_node_shows_what_it_should_have_accepted() -> None:
+    rows = fleet_after(PLACED, node.NodeAcknowledged(s.NODE, 0, 5.0))
+    shown = rows.get(Node, "n1")
+    assert shown is not None
+    assert (shown.desired_generation, shown.acked_generation, shown.last_seen) == (1, 0, 5.0)
+
+
+def test_how_a_version_stands() -> None:
+    """Ready if anything answers, else why not."""
+    gap = placement.Unplaced(s.V1, 2, "no_memory", "fits nowhere", ())
+    unplaced = placement.PlacementDecided("d3", 3, (), (), (gap,), 4.0)
+    assert standing_after()[:3] == ("unplaced", 0, 0)
+    assert standing_after(unplaced) == ("unplaced", 0, 2, "fits nowhere")
+    assert standing_after(PLACED) == ("loading", 0, 1, "")
+    assert standing_after(PLACED, FAILED) == ("failed", 0, 1, "out_of_memory: 1 GiB free")
+    assert standing_after(PLACED, FAILED, READY) == ("ready", 1, 1, "")
+    assert standing_after(PLACED, unplaced, READY)[:3] == ("ready", 1, 3)
+    closed = placement.PlacementDecided("d4", 4, (), (), (), 5.0)
+    assert standing_after(PLACED, unplaced, closed)[2] == 1
+    assert fleet_after(unplaced, closed).all(Unplaced) == ()
+
+
+def test_a_retired_version_is_retired_whatever_runs() -> None:
+    retired = ("model-smollm2", model.ModelVersionRetired("smollm2", "v1", 9.0))
+    rows = rows_after(*FLEET, ("placement", PLACED), ("node-n1", READY), retired)
+    row = rows.get(Version, s.V1)
+    assert row is not None and (row.status, row.ready_replicas) == ("retired", 1)
+
+
+def test_failures_are_counted_per_node_until_the_version_is_ready() -> None:
+    failed = fleet_after(PLACED, FAILED, FAILED).all(LoadFailure)
+    assert [(row.node_id, row.version_id, row.num_failures) for row in failed] == [
+        ("n1", "smollm2@v1", 2)
+    ]
+    assert fleet_after(PLACED, FAILED, READY).all(LoadFailure) == ()
+
+
+def test_the_audit_says_who_did_what_from_where_refusals_included() -> None:
+    rows = rows_after(FLEET[0], ("refusals", s.SAMPLES[-1]), FLEET[2])
+    done, refused = rows.all(AuditEntry)
+    assert (done.actor, done.address, done.reason) == ("user:ada", "10.0.0.1", "because")
+    assert (done.action, done.target, done.outcome) == ("ModelRegistered", "model-smollm2", "done")
+    assert (refused.action, refused.outcome, refused.code) == (
+        "AddAlias",
+        "refused",
+        "model_not_found",
+    )
+
+
+def test_a_decision_keeps_its_plan() -> None:
+    (shown,) = fleet_after(PLACED).all(Decision)
+    assert (shown.decision_id, shown.generation, shown.planned_from) == ("d1", 1, 3)
+    assert shown.started == PLACED.started
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_no_history_makes_a_projection_raise(seed: int) -> None:
+    """However events contradict each other, counts agree with the rows that they count."""
+    rows = rows_after(*every_sample(), *random_history(seed, 150))
+    for version in rows.all(Version):
+        mine = [one for one in rows.all(Replica) if one.version_id == version.version_id]
+        ready = [one for one in mine if one.desired and one.observed == "ready"]
+        assert version.ready_replicas == len(ready)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_an_index_finds_what_a_scan_finds(seed: int) -> None:
+    rows = rows_after(*random_history(seed, 200))
+    for name in ("n1", "n2", "n3"):
+        scanned = [row for row in rows.all(Replica) if row.node_id == name]
+        assert sorted(rows.find(Replica, node_id=name), key=key_of) == sorted(scanned, key=key_of)
+
+
+def test_the_state_hash_sees_every_field() -> None:
+    rows = rows_after(*random_history(1, 100))
+    again = rows_after(*random_history(1, 100))
+    assert state_hash(rows) == state_hash(again)
+    (row, *_) = again.all(Node)
+    again.put(Node(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "zone": "other"}))
+    assert state_hash(rows) != state_hash(again)
+
+
+def test_a_search_by_what_is_not_indexed_is_our_mistake() -> None:
+    with pytest.raises(AssertionError):
+        rows_after().find(Node, zone="zone-a")
