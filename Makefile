@@ -74,5 +74,5 @@ frontend/node_modules/.installed: frontend/package.json frontend/package-lock.js
 
 frontend/dist/.built: frontend/node_modules/.installed $(FRONTEND_SOURCES)
 	$(STEP) "building the dashboard"
-	@$(NPM) run --silent build
+	@$(NPM) run --silent build -- --logLevel warn
 	@touch $@
