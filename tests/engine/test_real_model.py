@@ -110,7 +110,7 @@ def test_batched_with_others_joining_and_leaving_and_prefix_hits(prompts, expect
 
 def test_preempted_again_and_again(prompts, expected):
     classes = list(LatencyClass)
-    engine = TorchEngine.load(real_model().path, num_blocks=14, max_batch_tokens=50)
+    engine = TorchEngine.load(real_model().path, num_blocks=30, block_size=4, max_batch_tokens=50)
     requests = [ask(i, prompt, classes[i % 3]) for i, prompt in enumerate(prompts)]
-    assert generate(engine, requests) == expected
+    assert generate(engine, requests, joins_at_once=0.6) == expected
     assert engine.stats().num_preemptions > 3

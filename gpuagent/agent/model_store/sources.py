@@ -6,8 +6,10 @@ from pathlib import Path
 
 from gpuagent.agent.model_store.errors import ModelStoreError
 
-PYPI = re.compile(r"pypi://([A-Za-z0-9](?:[A-Za-z0-9._-]{0,100}[A-Za-z0-9])?)==([0-9A-Za-z.!+]{1,64})")
-HUB = re.compile(r"hf://([\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})@([\w-][\w./-]{0,127})", re.ASCII)
+PYPI = re.compile(
+    r"pypi://([A-Za-z0-9](?:[A-Za-z0-9._-]{0,100}[A-Za-z0-9])?)==([0-9A-Za-z.!+]{1,64})"
+)
+HUB = re.compile(r"hf://(\w[\w.-]{0,95}/\w[\w.-]{0,95})@(\w[\w./-]{0,127})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

