@@ -53,6 +53,7 @@ def _start(stores: Stores, database: Path, tag: str) -> "subprocess.Popen[bytes]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.contracts.appender", tag],
         stdout=subprocess.PIPE,
+        bufsize=0,  # communicate reads past a buffer, and would lose what readline left in it
         env={**os.environ, **where, "DJANGO_SETTINGS_MODULE": "controlplane.config.settings"},
         cwd=Path(__file__).parents[2],
     )
