@@ -152,6 +152,7 @@ class FleetLoads:
 
     def __init__(self) -> None:
         self._loads: dict[str, tuple[NodeLoad, float]] = {}
+        self._worked: dict[str, tuple[int, float]] = {}  # replica -> (tokens generated, since)
 
     def record(self, load: NodeLoad, monotonic: float) -> bool:
         """Keep it; False if it is a repetition or older than what this boot said before."""
@@ -159,7 +160,20 @@ class FleetLoads:
         if known and known[0].boot_id == load.boot_id and load.seq <= known[0].seq:
             return False
         self._loads[load.node_id] = (load, monotonic)
+        before = known[0].replicas if known else ()
+        gone = {one.replica_id for one in before} - {one.replica_id for one in load.replicas}
+        for replica_id in gone:
+            self._worked.pop(replica_id, None)
+        for replica in load.replicas:
+            worked = self._worked.get(replica.replica_id)
+            if replica.num_running or worked is None or worked[0] != replica.generated_tokens:
+                self._worked[replica.replica_id] = (replica.generated_tokens, monotonic)
         return True
+
+    def idle_s(self, replica_id: str, monotonic: float) -> float:
+        """Seconds since the replica last generated anything; 0 if it was never heard of."""
+        worked = self._worked.get(replica_id)
+        return monotonic - worked[1] if worked else 0.0
 
     def latest(self, node_id: str) -> NodeLoad | None:
         known = self._loads.get(node_id)
@@ -170,5 +184,5 @@ class FleetLoads:
         known = self._loads.get(node_id)
         return monotonic - known[1] if known else None
 
-    def forget(self, node_id: str) -> None:
-        self._loads.pop(node_id, None)
+    def all(self) -> list[NodeLoad]:
+        return [load for load, _ in list(self._loads.values())]

@@ -1,0 +1,141 @@
+"""From the newest placement to every node's desired state on the bus.
+
+Whole values, level-triggered: each round computes what every node should be told and delivers
+what is not known to be there. Every few seconds, and after a reconnection, all of them are
+compared with what the bus really holds, so a bus that lost its store is filled again.
+
+A node whose replicas did not change keeps the generation it was first told with; that one it must
+acknowledge. ``unacknowledged`` says who has not, and for how long.
+"""
+
+from dataclasses import dataclass
+
+from controlplane.application.fleet import (
+    DesiredNode,
+    DesiredReplica,
+    DesiredStates,
+    FleetLoads,
+)
+from controlplane.application.fleet_state import FleetState
+from controlplane.application.ports import Clock
+from controlplane.domain.placement import Assignment
+
+VERIFY_S = 5.0
+OVERDUE_S = 30.0
+
+
+def desired_nodes(state: FleetState, epoch: int) -> list[DesiredNode]:
+    """What every known node should run, by node id; replicas by replica id."""
+    wanted: dict[str, list[DesiredReplica]] = {
+        node_id: [] for node_id, node in state.nodes.items() if node.status != "absent"
+    }
+    for assignment in state.placement.assignments.values():
+        replica = _replica(state, assignment)
+        if replica and assignment.node_id in wanted:
+            wanted[assignment.node_id].append(replica)
+    return [
+        DesiredNode(
+            node_id,
+            epoch,
+            state.placement.generation,
+            state.nodes[node_id].draining,
+            tuple(sorted(replicas, key=lambda one: one.replica_id)),
+        )
+        for node_id, replicas in sorted(wanted.items())
+    ]
+
+
+def _replica(state: FleetState, assignment: Assignment) -> DesiredReplica | None:
+    spec = state.catalog.spec(assignment.version_id)
+    if spec is None:
+        return None
+    return DesiredReplica(
+        assignment.replica_id,
+        assignment.version_id,
+        assignment.version_id.partition("@")[0],
+        assignment.device_index,
+        assignment.memory_bytes,
+        spec,
+    )
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the bus holds for a node, and since when (monotonic) it waits for an acknowledgement."""
+
+    desired: DesiredNode
+    epoch: int
+    generation: int
+    since: float
+
+
+class Publisher:
+    """Delivers for one leadership; a new leader makes a new one, with its epoch."""
+
+    def __init__(
+        self,
+        states: DesiredStates,
+        clock: Clock,
+        state: FleetState,
+        loads: FleetLoads,
+        epoch: int,
+        verify_s: float = VERIFY_S,
+    ) -> None:
+        self._states, self._clock, self._state, self._loads = states, clock, state, loads
+        self._epoch, self._verify_s = epoch, verify_s
+        self._told: dict[str, _Told] = {}
+        self._verified_at: float | None = None
+        self.num_written = 0
+
+    def verify_soon(self) -> None:
+        """Compare everything with the bus in the next round."""
+        self._verified_at = None
+
+    async def step(self) -> int:
+        """Deliver what is missing; the number of states written.
+
+        Raises StaleDesired (somebody else leads by now) and BusUnavailable (next time).
+        """
+        now = self._clock.monotonic()
+        verify = self._verified_at is None or now - self._verified_at >= self._verify_s
+        num_written = 0
+        for desired in desired_nodes(self._state, self._epoch):
+            if verify or not self._is_told(desired):
+                num_written += await self._deliver(desired, now)
+        if verify:
+            self._verified_at = now
+        self.num_written += num_written
+        return num_written
+
+    def _is_told(self, desired: DesiredNode) -> bool:
+        told = self._told.get(desired.node_id)
+        return told is not None and _content(told.desired) == _content(desired)
+
+    async def _deliver(self, desired: DesiredNode, now: float) -> bool:
+        delivery = await self._states.deliver(desired)
+        told = self._told.get(desired.node_id)
+        number = (delivery.epoch, delivery.generation)
+        since = told.since if told and (told.epoch, told.generation) == number else now
+        self._told[desired.node_id] = _Told(desired, *number, since)
+        return delivery.written
+
+    def unacknowledged(self) -> dict[str, float]:
+        """Seconds since which a node that is not lost was told something it has not accepted."""
+        now = self._clock.monotonic()
+        return {
+            node_id: now - told.since
+            for node_id, told in list(self._told.items())
+            if not self._has_acknowledged(node_id, told)
+        }
+
+    def _has_acknowledged(self, node_id: str, told: _Told) -> bool:
+        node = self._state.nodes.get(node_id)
+        if node is None or node.status == "lost":
+            return True  # nobody waits for it: what it ran is placed elsewhere
+        load = self._loads.latest(node_id)
+        acked = (load.acked_epoch, load.acked_generation) if load else (0, 0)
+        return acked >= (told.epoch, told.generation)
+
+
+def _content(desired: DesiredNode) -> tuple[object, ...]:
+    return desired.drain, desired.replicas

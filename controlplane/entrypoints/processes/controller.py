@@ -1,0 +1,315 @@
+"""The controller: one process leads, any number stand by; each loop is level-triggered.
+
+::
+
+    lease      take or keep the lease; its epoch grows with each change of holder
+    project    fold new events into the read model; new events wake the others
+    act        ingest -> reconcile -> publish, in this order, on one thread's view of the fleet
+
+Every loop takes no arguments: a message or an event only wakes it, and it also runs every second.
+So nothing depends on a message that was missed, and a failed round is simply tried again. Two
+controllers that both believe to lead for a moment do no harm: a placement is appended with the
+version it was planned from, and a desired state is written only over an older ``(epoch,
+generation)``; whoever finds a newer one there steps down.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import structlog
+
+from controlplane.adapters.natsbus.connection import Bus, connect, ensure_buckets
+from controlplane.adapters.natsbus.publisher import DesiredPublisher
+from controlplane.adapters.natsbus.subscriber import NodeSubscriber
+from controlplane.application.fleet import (
+    BusUnavailable,
+    FleetLoads,
+    NodeLoad,
+    NodeReport,
+    StaleDesired,
+)
+from controlplane.application.fleet_state import FleetState
+from controlplane.application.handle import CommandHandler
+from controlplane.application.ingest import DEFAULT_TIMINGS, Ingest, Timings
+from controlplane.application.ports import Clock, EventStore, Lease, RecordedEvent
+from controlplane.application.project import LogFollower
+from controlplane.application.publish import VERIFY_S, Publisher
+from controlplane.application.reconcile import Reconciler
+
+LEASE = "controller"
+MAX_PLANS = 8  # in one round: evictions and joins settle in one or two
+
+T = TypeVar("T")
+log = structlog.get_logger("controller")
+
+
+class ReadModel(Protocol):
+    """What projects the log: at most ``limit`` events at a call, the position reached."""
+
+    def catch_up(self, limit: int = ...) -> int: ...
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    """Times in seconds. A lease that is not renewed for ``lease_s`` is free for others."""
+
+    nats_url: str
+    nats_creds: Path | None
+    cluster_id: str
+    timings: Timings = DEFAULT_TIMINGS
+    lease_s: float = 6.0
+    round_s: float = 1.0
+    poll_s: float = 0.05
+    verify_s: float = VERIFY_S
+    holder: str = field(
+        default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+    )
+
+
+@dataclass
+class LoopStats:
+    """How one loop fares, for /metrics."""
+
+    num_rounds: int = 0
+    num_failures: int = 0
+    seconds: float = 0.0
+    last_error: str = ""
+
+
+class Controller:
+    """``await run(stop)`` until the event is set. Blocking work runs on its own threads."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        store: EventStore,
+        handler: CommandHandler,
+        clock: Clock,
+        read_model: ReadModel,
+        reconnect_database: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings, self._store, self._clock = settings, store, clock
+        self._handler, self._read_model = handler, read_model
+        self._reconnect_database = reconnect_database
+        self.state, self.loads = FleetState(), FleetLoads()
+        self.ingest = Ingest(handler, clock, self.state, self.loads, settings.timings)
+        self.reconciler = Reconciler(handler, clock, self.state, self.loads)
+        self.follower = LogFollower(store, 0, self._on_event)
+        self.publisher: Publisher | None = None
+        self.subscriber: NodeSubscriber | None = None
+        self.bus: Bus | None = None
+        self.lease: Lease | None = None
+        self._lease_until = 0.0
+        self.projected, self.head = 0, 0
+        self.stats = {name: LoopStats() for name in ("lease", "project", "act")}
+        self.events: Counter[str] = Counter()  # all in the log, by type
+        self._planned: tuple[int, float] = (-1, 0.0)  # log position and time of the last plan
+        self._wake = asyncio.Event()
+        self._threads = {name: ThreadPoolExecutor(1, name) for name in self.stats}
+
+    @property
+    def leads(self) -> bool:
+        return self.lease is not None and self._clock.monotonic() < self._lease_until
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until ``stop``; then finish the round, give the lease back and close the bus."""
+        loops = [
+            asyncio.create_task(self._repeat("lease", self._keep_lease, self.settings.lease_s / 4)),
+            asyncio.create_task(self._repeat("project", self._project, self.settings.poll_s)),
+            asyncio.create_task(self._act_loop()),
+        ]
+        await stop.wait()
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._on("lease", self._give_back), 2)
+        if self.bus is not None:
+            await self.bus.close()
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _on(self, name: str, work: Callable[[], T]) -> T:
+        """Run blocking work on the thread of loop ``name``."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads[name], work)
+
+    async def _repeat(self, name: str, once: Callable[[], Awaitable[None]], seconds: float) -> None:
+        while True:
+            await self._guarded(name, once)
+            failed = bool(self.stats[name].last_error)
+            await asyncio.sleep(max(seconds, self.settings.round_s) if failed else seconds)
+
+    async def _guarded(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
+        """One round; a failure is counted, said once, and tried again in the next one."""
+        stats, began = self.stats[name], time.perf_counter()
+        try:
+            await once()
+            stats.last_error = ""
+        except Exception as error:
+            stats.num_failures += 1
+            text = f"{type(error).__name__}: {error}"
+            if text != stats.last_error:
+                log.warning("round failed", loop=name, error=text)
+            stats.last_error = text
+            if not isinstance(error, BusUnavailable):
+                await self._on(name, self._reconnect_database)
+        stats.num_rounds += 1
+        stats.seconds += time.perf_counter() - began
+
+    # --- leadership -----------------------------------------------------------------------------
+    async def _keep_lease(self) -> None:
+        asked_at = self._clock.monotonic()
+        lease = await self._on("lease", self._acquire)
+        if lease is None:
+            self._step_down("another controller holds the lease")
+            return
+        self._lease_until = asked_at + self.settings.lease_s
+        if self.lease is None or self.lease.epoch != lease.epoch:
+            log.info("leading", holder=lease.holder, epoch=lease.epoch)
+            self.ingest.listen_anew()
+            self.publisher = None
+            self._wake.set()
+        self.lease = lease
+
+    def _acquire(self) -> Lease | None:
+        return self._store.acquire_lease(
+            LEASE, self.settings.holder, self.settings.lease_s, self._clock.now()
+        )
+
+    def _give_back(self) -> None:
+        if self.lease is not None:
+            self._store.acquire_lease(LEASE, self.settings.holder, 0, self._clock.now())
+
+    def _step_down(self, why: str) -> None:
+        if self.lease is not None:
+            log.warning("standing by", reason=why)
+        self.lease, self.publisher = None, None
+
+    # --- projecting -----------------------------------------------------------------------------
+    async def _project(self) -> None:
+        """Bring the read model to the head, batch by batch; wake the others for new events."""
+        head = (await self._on("project", self._store.head)).position
+        if head != self.head:
+            self._wake.set()
+        self.head = head
+        while self.leads and self.projected < self.head:
+            self.projected = await self._on("project", self._read_model.catch_up)
+
+    # --- ingest, reconcile, publish -------------------------------------------------------------
+    async def _act_loop(self) -> None:
+        await self._connect()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self.settings.round_s)
+            self._wake.clear()
+            if self.leads:
+                await self._guarded("act", self._act)
+                await asyncio.sleep(self.settings.poll_s)  # let wake-ups gather
+
+    async def _connect(self) -> None:
+        settings = self.settings
+        self.bus = await connect(settings.nats_url, settings.nats_creds, "controller")
+        self.bus.on_reconnect(self._reconnected)
+        self.subscriber = NodeSubscriber(self.bus, self._on_load, self._on_report)
+        while True:
+            try:
+                await ensure_buckets(self.bus)
+                await self.subscriber.start()
+                break
+            except Exception as error:
+                log.warning("bus not ready", error=repr(error))
+                await asyncio.sleep(settings.round_s)
+        self.ingest.listen_anew()
+
+    async def _reconnected(self) -> None:
+        log.info("bus reconnected")
+        self.ingest.listen_anew()
+        if self.publisher is not None:
+            self.publisher.verify_soon()
+        self._wake.set()
+
+    def _on_load(self, load: NodeLoad) -> None:
+        self.ingest.on_load(load)
+        self._wake.set()
+
+    def _on_report(self, report: NodeReport) -> None:
+        self.ingest.on_report(report)
+        self._wake.set()
+
+    async def _act(self) -> None:
+        was_frozen = self.ingest.frozen
+        await self._on("act", self._decide)
+        if self.ingest.frozen != was_frozen:
+            log.error("frozen" if self.ingest.frozen else "thawed", silent=self.ingest.num_silent)
+        await self._publish()
+
+    def _on_event(self, recorded: RecordedEvent) -> None:
+        self.state.apply(recorded)
+        self.events[recorded.type] += 1
+
+    def _decide(self) -> None:
+        """Record what nodes said, then plan until nothing changes; blocking."""
+        self.follower.catch_up()
+        if self.bus is not None and self.bus.connected:  # deaf, we cannot judge silence
+            self.ingest.step()
+            self.follower.catch_up()
+        position, planned_at = self._planned
+        now = self._clock.monotonic()
+        if self.state.position == position and now - planned_at < self.settings.round_s:
+            return  # woken by a heartbeat that changed nothing
+        for _ in range(MAX_PLANS):
+            if not self.leads or not self.reconciler.step():
+                break
+            self.follower.catch_up()
+        self._planned = (self.state.position, now)
+
+    async def _publish(self) -> None:
+        lease = self.lease
+        if lease is None or self.bus is None or not self.leads:
+            return
+        if self.publisher is None:
+            states = DesiredPublisher(self.bus, self.settings.cluster_id)
+            self.publisher = Publisher(
+                states, self._clock, self.state, self.loads, lease.epoch, self.settings.verify_s
+            )
+        try:
+            await self.publisher.step()
+        except StaleDesired as error:
+            self._step_down(str(error))
+
+    # --- health ---------------------------------------------------------------------------------
+    def problems(self) -> list[str]:
+        """Why the process is not ready; empty if it is, leading or standing by."""
+        found = [f"{name}: {stats.last_error}" for name, stats in self.stats.items()
+                 if stats.last_error]  # fmt: skip
+        if not self.stats["lease"].num_rounds:
+            found.append("the lease was not asked for yet")
+        if self.bus is None or not self.bus.connected:
+            found.append("the message bus is not connected")
+        if self.leads and not self.stats["act"].num_rounds:
+            found.append("the first round is not done")
+        if self.follower.failure is not None:
+            found.append(f"the log cannot be followed: {self.follower.failure}")
+        return found
+
+
+async def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
