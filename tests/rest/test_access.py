@@ -2,7 +2,6 @@
 
 from io import StringIO
 
-import pytest
 from django.core.management import call_command
 
 from controlplane.adapters.access import keys, tokens, users

@@ -101,8 +101,7 @@ def test_no_endpoint_takes_a_value_of_another_type(api: Api) -> None:
                 if type(wrong) is type(value) or (field, wrong) == ("tokens", None):
                     continue
                 code = problem(api.call(method, path, {**body, field: wrong}))
-                assert code in ("invalid_type", "invalid_budget", "null", "invalid_choice",
-                                "invalid_scope", "not_a_list"), (path, field, wrong, code)  # fmt: skip
+                assert code in ("invalid_type", "invalid_budget", "null"), (path, field, wrong)
 
 
 def test_integers_are_integers(api: Api) -> None:
@@ -188,7 +187,12 @@ def test_every_list_bounds_its_limit_and_cursor(api: Api) -> None:
         for limit in ("0", "-1", "1000000000", "ten", "１０", "1e1", ""):
             code = problem(api.get(f"{path}?limit={limit}"), 400)
             assert code == "invalid_limit", (path, limit)
-    for path in ("events/?after=", "requests/?after=", "decisions/?before=", "exports/audit/?upto="):
+    for path in (
+        "events/?after=",
+        "requests/?after=",
+        "decisions/?before=",
+        "exports/audit/?upto=",
+    ):
         for cursor in ("-1", "x", str(2**63), "1.0"):
             assert problem(api.get(path + cursor), 400) == "invalid_cursor"
     for position in ("99999", "-1", "x"):

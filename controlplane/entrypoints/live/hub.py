@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import msgspec
+from prometheus_client import Counter, Gauge
 
 from controlplane import bootstrap
 from controlplane.application.fleet import NodeLoad
@@ -33,6 +34,9 @@ HEARTBEAT_SECONDS = 1.0
 BATCH = 500
 MAX_WAITING = 2000
 MAX_BEHIND = 5000
+
+_EVENTS = Counter("engine_events_followed", "Events seen in the log, by type.", ["type"])
+_SUBSCRIBERS = Gauge("engine_live_subscribers", "Dashboards and scripts on /ws/live.")
 
 _encoder = msgspec.json.Encoder()
 
@@ -111,10 +115,6 @@ class Hub:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    @property
-    def num_subscribers(self) -> int:
-        return len(self._subscribers)
-
     async def _catch_up(self, subscriber: Subscriber) -> None:
         """Read what the hub has sent already; joined in the same step that finds nothing left."""
         while subscriber.after < self.position:
@@ -151,6 +151,7 @@ class Hub:
 
     def _publish(self, recorded: RecordedEvent) -> None:
         payload = _event_message(recorded)
+        _EVENTS.labels(recorded.type).inc()
         self.position = recorded.position
         for subscriber in self._subscribers:
             if recorded.position > subscriber.after:
@@ -163,6 +164,7 @@ class Hub:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
+            _SUBSCRIBERS.set(len(self._subscribers))
             payload = message("heartbeat", position=self.position, at=self._clock.now())
             for subscriber in self._subscribers:
                 subscriber.put(payload, self.position)

@@ -9,12 +9,15 @@ from typing import ClassVar
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_safe
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from controlplane.application.ports import StoreUnavailable
 from controlplane.entrypoints.rest import reading
+
+_HEAD = Gauge("engine_log_head", "Position of the last event in the log.")
+_LAG = Gauge("engine_projection_lag_events", "Events that the read model is behind the log.")
 
 
 class Schema(SpectacularAPIView):
@@ -32,6 +35,9 @@ class Metrics(APIView):
     schema = None
 
     def get(self, request: Request) -> HttpResponse:
+        head = reading.head()
+        _HEAD.set(head)
+        _LAG.set(max(0, head - reading.position()))
         return HttpResponse(generate_latest(), content_type=CONTENT_TYPE_LATEST)
 
 

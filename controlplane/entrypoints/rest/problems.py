@@ -49,6 +49,9 @@ _DRF_CODES = {
 }
 
 
+_FIELD_CODES = {"not_a_list": "invalid_type", "max_length": "too_long"}
+
+
 class Problem(Exception):
     """A refusal of the REST surface itself."""
 
@@ -149,7 +152,8 @@ def _flatten(detail: Any, pointer: str) -> Iterator[dict[str, str]]:
             nested = isinstance(item, Mapping | list)
             yield from _flatten(item, f"{pointer}/{index}" if nested else pointer)
     else:
-        yield {"pointer": pointer, "detail": str(detail), "code": detail.code or "invalid"}
+        code = _FIELD_CODES.get(detail.code, detail.code)
+        yield {"pointer": pointer, "detail": str(detail), "code": code}
 
 
 def django_problem(status: int, code: str, detail: str, request: HttpRequest) -> JsonResponse:

@@ -7,7 +7,7 @@ names them, so it is always asked for again.
 from pathlib import Path
 
 from django.conf import settings
-from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 
@@ -29,9 +29,7 @@ def index(request: HttpRequest, path: str = "") -> HttpResponseBase:
     page = Path(settings.FRONTEND_DIR) / "index.html"
     if not page.is_file():
         return HttpResponse(_NOT_BUILT)
-    response = FileResponse(page.open("rb"), content_type="text/html; charset=utf-8")
-    response["Cache-Control"] = "no-cache"
-    return response
+    return HttpResponse(page.read_bytes(), headers={"Cache-Control": "no-cache"})
 
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponseBase:

@@ -1,0 +1,142 @@
+"""Applying a file makes the catalog what it says, twice as well as once, and exports to itself."""
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from controlplane.application.catalog_file import memory_bytes, parse, spec_of
+from controlplane.domain.errors import Invalid
+from tests.rest.conftest import Api, position_of
+
+PAPER = """
+models:
+  - name: zen-72b
+    version: "2024.1"
+    format: safetensors
+    source: hf://zenlm/zen-72b@main
+    gpu_memory: 145GB
+    tensor_parallel: 4
+    max_batch: 32
+    quantization: awq-int4
+    priority: high
+    replicas: {min: 2, max: 8}
+    aliases: [zen, zen-large]
+    colocation: {anti_affinity: [big], isolation: dedicated}
+  - name: zen-7b
+    source: s3://models/zen-7b
+    gpu_memory: 16GiB
+    default: true
+    access: {public: false, tenants: [acme]}
+routes:
+  - name: chat
+    arms:
+      - {name: big, version_id: zen-72b@2024.1, weight: 1}
+      - {name: small, version_id: zen-7b@v1, weight: 9}
+"""
+
+
+def apply(api: Api, text: str, query: str = "", **options: Any) -> Any:
+    options = {"content_type": "application/yaml", **options}
+    return api.call("post", f"apply/{query}", raw=text, **options)
+
+
+def test_a_file_is_applied_once_however_often(admin: Api) -> None:
+    first = apply(admin, PAPER)
+    assert first.status_code == 200, first.content
+    body = first.json()
+    kinds = [event["type"] for result in body["results"] for event in result["events"]]
+    assert kinds == [
+        "ModelRegistered", "ModelVersionAdded", "ModelAliasAdded", "ModelAliasAdded",
+        "ModelRegistered", "ModelVersionAdded", "ModelDefaultVersionSet", "ModelAccessChanged",
+        "RouteCreated",
+    ]  # fmt: skip
+    again = apply(admin, PAPER).json()
+    assert again["changed"] == 0 and position_of(first) == admin.get("status/").json()["head"]
+
+
+def test_an_export_applied_changes_nothing(admin: Api) -> None:
+    at = position_of(apply(admin, PAPER))
+    admin.get(f"models/?min_position={at}")
+    exported = admin.get("apply/")
+    assert exported["Content-Type"] == "application/yaml"
+    assert apply(admin, exported.content.decode()).json()["changed"] == 0
+    assert parse(exported.content.decode()).models[0].aliases == ("zen", "zen-large")
+
+
+def test_a_change_of_scale_scales_and_of_anything_else_is_refused(admin: Api) -> None:
+    apply(admin, PAPER)
+    scaled = apply(admin, PAPER.replace("max: 8", "max: 9").replace("[zen, zen-large]", "[zen]"))
+    kinds = [event["type"] for result in scaled.json()["results"] for event in result["events"]]
+    assert kinds == ["ModelVersionScaled", "ModelAliasRemoved"]
+    changed = apply(admin, PAPER.replace("max_batch: 32", "max_batch: 33"))
+    assert (changed.status_code, changed.json()["code"]) == (409, "version_exists")
+
+
+def test_a_dry_run_says_what_would_come_of_it(admin: Api) -> None:
+    tried = apply(admin, PAPER, "?dry_run=true").json()
+    assert tried["dry_run"] and tried["changed"] == 9
+    assert admin.get("status/").json()["head"] == 0
+
+
+def test_a_key_repeats_a_whole_file(admin: Api) -> None:
+    header = {"Idempotency-Key": "deploy-1"}
+    first = apply(admin, PAPER, headers=header)
+    again = apply(admin, PAPER, headers=header)
+    assert again.status_code == 200 and position_of(again) == position_of(first)
+
+
+def test_a_file_may_be_json(admin: Api) -> None:
+    text = '{"models": [{"name": "m", "source": "simulated://x", "gpu_memory": 1024}]}'
+    assert apply(admin, text, content_type="application/json").json()["changed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(5, 5), ("16GiB", 16 << 30), ("1.5 GiB", 3 << 29), ("145GB", 145 * 10**9), ("7B", 7),
+     ("2TiB", 2 << 40), ("512MiB", 512 << 20), ("1KB", 1000)],
+)  # fmt: skip
+def test_memory_is_bytes_or_has_a_unit(text: int | str, expected: int) -> None:
+    assert memory_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "16", "16gb", "1e9GB", "-1GB", "１GB", "9" * 30 + "GB"]
+)
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(Invalid, match="16GiB"):
+        memory_bytes(text)
+
+
+def test_replicas_are_said_in_either_form() -> None:
+    lines = "models: [{name: m, source: 'simulated://x', gpu_memory: 1, %s}]"
+    for text, expected in (
+        ("replicas: {min: 2, max: 3}", (2, 3)),
+        ("min_replicas: 2", (2, 2)),
+        ("min_replicas: 0", (0, 1)),
+        ("min_replicas: 1, max_replicas: 4", (1, 4)),
+        ("priority: low", (1, 1)),
+    ):
+        spec = spec_of(parse(lines % text).models[0])
+        assert (spec.min_replicas, spec.max_replicas) == expected
+
+
+def test_the_command_line_applies_and_exports(admin: Api, tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(PAPER)
+    out = StringIO()
+    call_command("apply", str(path), "--dry-run", stdout=out)
+    assert admin.get("status/").json()["head"] == 0
+    call_command("apply", str(path), "--reason", "first", stdout=out)
+    assert "model-zen-72b: ModelRegistered" in out.getvalue()
+    call_command("apply", str(path), stdout=(again := StringIO()))
+    assert again.getvalue() == "nothing to change\n"
+    call_command("apply", "--export", stdout=(exported := StringIO()))
+    assert parse(exported.getvalue()).routes[0].name == "chat"
+    event = admin.get("events/?limit=1").json()["results"][0]
+    assert event["actor"].startswith("cli:") and event["reason"] == "first"
+    path.write_text("models: [")
+    with pytest.raises(CommandError, match="invalid_yaml"):
+        call_command("apply", str(path))
