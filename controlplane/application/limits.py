@@ -7,32 +7,57 @@ end, so a tenant that asks for long answers and gets short ones is not slowed do
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from controlplane.application.serve import Job, Refused
 from controlplane.dispatch.admit import DEFAULT_RATES, Admission, Buckets, Rate, admit, full
 from controlplane.dispatch.admit import give_back as returned
 
-DEFAULT_OPEN = {"free": 32, "standard": 512, "premium": 4096}
+
+class TierLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``max_open``: requests of one tenant in flight at once, in each gateway."""
+
+    requests_per_minute: float
+    tokens_per_minute: float
+    max_open: int
+
+    @property
+    def rate(self) -> Rate:
+        return Rate(self.requests_per_minute, self.tokens_per_minute)
+
+
+_OPEN = {"free": 32, "standard": 512, "premium": 4096}
+DEFAULT_LIMITS = {
+    tier: TierLimits(rate.requests_per_minute, rate.tokens_per_minute, _OPEN[tier])
+    for tier, rate in DEFAULT_RATES.items()
+}
+
+
+def parse_limits(text: str) -> Mapping[str, TierLimits]:
+    """The defaults, with the tiers that ``text`` (JSON) names replaced; raises ValueError."""
+    given = msgspec.json.decode(text, type=dict[str, TierLimits]) if text else {}
+    return DEFAULT_LIMITS | given
 
 
 class TenantLimits:
-    """``serve.Limits``. A tier without a rate of its own has that of ``standard``."""
+    """``serve.Limits``. A tier without limits of its own has those of ``standard``."""
 
     def __init__(
         self,
         monotonic: Callable[[], float],
-        rates: Mapping[str, Rate] = DEFAULT_RATES,
-        max_open: Mapping[str, int] = DEFAULT_OPEN,
+        tiers: Mapping[str, TierLimits] = DEFAULT_LIMITS,
     ) -> None:
-        self._monotonic, self._rates, self._max_open = monotonic, rates, max_open
+        self._monotonic, self._tiers = monotonic, tiers
         self._buckets: dict[str, Buckets] = {}
         self._open: Counter[str] = Counter()
 
     def take(self, job: Job) -> Admission:
-        most = self._max_open.get(job.tier, self._max_open["standard"])
+        tier = self._tier(job)
+        most = tier.max_open
         if self._open[job.tenant_id] >= most:
             text = f"{most} requests of this tenant are open; wait for one to end."
             raise Refused("rate_limit_exceeded", text, retry_after=1)
-        rate, now = self._rate(job), self._monotonic()
+        rate, now = tier.rate, self._monotonic()
         buckets = self._buckets.get(job.tenant_id) or full(rate, now)
         asked = job.num_prompt_tokens + job.max_output_tokens
         admission = admit(buckets, rate, asked, now)
@@ -46,10 +71,12 @@ class TenantLimits:
         self._open[job.tenant_id] -= 1
         unused = job.num_prompt_tokens + job.max_output_tokens - num_tokens
         buckets = self._buckets[job.tenant_id]
-        self._buckets[job.tenant_id] = returned(buckets, self._rate(job), unused, self._monotonic())
+        self._buckets[job.tenant_id] = returned(
+            buckets, self._tier(job).rate, unused, self._monotonic()
+        )
 
-    def _rate(self, job: Job) -> Rate:
-        return self._rates.get(job.tier) or self._rates["standard"]
+    def _tier(self, job: Job) -> TierLimits:
+        return self._tiers.get(job.tier) or self._tiers["standard"]
 
 
 def _refusal(admission: Admission, asked: int) -> Refused:

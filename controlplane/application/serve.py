@@ -520,7 +520,7 @@ def _wake_if_waiting(waiter: "asyncio.Future[None]") -> None:
 def _parts_of(job: Job) -> list[Part]:
     """Choices of the first prompt, then of the second, ...; one part keeps the call's own id."""
     count = len(job.prompts) * job.num_choices
-    names = [job.request_id] if count == 1 else [f"{job.request_id}.{i}" for i in range(count)]
+    names = [job.request_id] if count == 1 else [f"{job.request_id}-{i}" for i in range(count)]
     return [
         Part(i, job.prompts[i // job.num_choices], job.max_tokens[i // job.num_choices], name)
         for i, name in enumerate(names)

@@ -40,6 +40,10 @@ class Environment(BaseSettings):
         default=0, description="The controller's /metrics and /readyz; 0: free port."
     )
     cluster_id: str = Field(default="engine", description="Names this installation to its agents.")
+    tier_limits: str = Field(
+        default="",
+        description="JSON by tier: requests_per_minute, tokens_per_minute, max_open; empty: default.",
+    )
     jwt_issuers: Path | None = Field(default=None, description="JSON file of trusted JWT issuers.")
     operator_tenant: str = Field(
         default="operators", description="Its keys act for the whole fleet."

@@ -5,7 +5,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.natsbus.transport import Transport
 from controlplane.application.fleet import BusUnavailable, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
-from controlplane.application.limits import TenantLimits
+from controlplane.application.limits import TenantLimits, TierLimits
 from controlplane.application.ports import Clock, EventStore, RecordedEvent
 from controlplane.application.project import LiveRows
 from controlplane.application.serve import Refused, Serving
@@ -56,6 +56,7 @@ class GatewaySettings:
     allowed_hosts: tuple[str, ...]
     jwt_issuers: Path | None
     secret: bytes
+    tiers: Mapping[str, TierLimits]
 
 
 class Gateway:
@@ -104,7 +105,7 @@ class Gateway:
             settler=Settler(self._ledger),
             generator=NatsGenerator(self.transport, self.name),
             placer=self.placer,
-            limits=TenantLimits(monotonic),
+            limits=TenantLimits(monotonic, settings.tiers),
             clock=self._clock,
             gateway=self.name,
             lose_node=self.transport.fail_node,

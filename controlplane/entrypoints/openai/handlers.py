@@ -65,9 +65,9 @@ class Inference:
         principal = await self.authenticator.from_header(request.headers.get(b"authorization"))
         latency_class = header_class(request.headers.get(b"x-latency-class"))
         parameters = PARSERS[endpoint](strict_json.parse_object(await request.json_body()))
-        job = await self.desk.job(principal, endpoint, parameters, latency_class)
+        job = await self.desk.job(request.own_id, principal, endpoint, parameters, latency_class)
         call = await self.serving.start(job)
-        watch = asyncio.ensure_future(_watch(request, call))
+        stop_watching = request.when_lost(call.client_left)
         task = asyncio.current_task()
         assert task is not None
         call.on_cut = task.cancel
@@ -79,9 +79,9 @@ class Inference:
         except asyncio.CancelledError:
             if not call.was_cut:
                 raise
-            _abort(request)
+            request.abort()
         finally:
-            watch.cancel()
+            stop_watching()
             await self.record(call)
 
     async def record(self, call: Call) -> Terminal | None:
@@ -137,7 +137,7 @@ class Inference:
             async with asyncio.timeout(SLOW_READER_S):
                 await request.end(last)
         except TimeoutError:
-            _abort(request)
+            request.abort()
 
     async def _fail_before_start(self, call: Call) -> None:
         if call.client_gone:
@@ -183,21 +183,6 @@ class Inference:
             return answers.error_event(call.error, request.request_id) + answers.DONE
         last = b"".join(map(writer.finish, call.parts))
         return last + writer.usage(call) + answers.DONE
-
-
-async def _watch(request: Request, call: Call) -> None:
-    """Learn that the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    call.client_left()
-
-
-def _abort(request: Request) -> None:
-    """Drop the connection of a client that does not read: closing would wait for it to read."""
-    cycle = getattr(request.send, "__self__", None)
-    transport = getattr(cycle, "transport", None)
-    if transport is not None:
-        transport.abort()
 
 
 def _headers(call: Call, now: float) -> Headers:

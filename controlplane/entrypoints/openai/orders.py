@@ -34,11 +34,15 @@ class OrderDesk:
         )
 
     async def job(
-        self, principal: Principal, endpoint: str, parameters: Parameters, latency_class: str
+        self,
+        request_id: str,
+        principal: Principal,
+        endpoint: str,
+        parameters: Parameters,
+        latency_class: str,
     ) -> Job:
         """Raises Refused."""
         began = self._monotonic()
-        request_id = new_request_id()
         tenant = principal.tenant
         user = parameters.user or principal.subject
         found = self.resolve(parameters.model, tenant.tenant_id, user, request_id)

@@ -9,10 +9,11 @@ import uvloop
 from django.conf import settings
 
 from controlplane import bootstrap
+from controlplane.application.limits import parse_limits
 from controlplane.entrypoints.openai.gateway import Gateway, GatewaySettings
 from controlplane.entrypoints.openai.server import GatewayServer, listen, make_server
 
-SWITCH_INTERVAL_S = 0.0005  # the ledger's thread gets its turn beside a busy event loop
+SWITCH_INTERVAL_S = 0.0005
 
 log = structlog.get_logger("gateway")
 
@@ -57,6 +58,7 @@ def _settings() -> GatewaySettings:
         allowed_hosts=tuple(env.hosts()),
         jwt_issuers=env.jwt_issuers,
         secret=settings.SECRET_KEY.encode(),
+        tiers=parse_limits(env.tier_limits),
     )
 
 

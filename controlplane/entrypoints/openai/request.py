@@ -11,6 +11,7 @@ from typing import Any
 
 from controlplane.application.serve import Refused
 from controlplane.entrypoints.openai.errors import Headers, encode_error, headers_of, status_of
+from controlplane.entrypoints.openai.server import CONNECTION
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -48,8 +49,10 @@ class Request:
             else:
                 self.headers[name] = value
         named = self.headers.get(b"x-request-id", b"")
+        self.own_id = request_id
         self.request_id = named.decode() if _REQUEST_ID.fullmatch(named) else request_id
         self.started = False
+        self.connection: Any = scope.get("state", {}).get(CONNECTION)
 
     @property
     def method(self) -> str:
@@ -58,6 +61,30 @@ class Request:
     @property
     def path(self) -> str:
         return str(self.scope["path"])
+
+    # --- the connection -------------------------------------------------------------------------
+    def when_lost(self, callback: Callable[[], object]) -> Callable[[], object]:
+        """Call ``callback`` if the client goes; what is returned takes that back."""
+        if self.connection is not None:
+            self.connection.on_lost = callback
+            if self.connection.transport.is_closing():
+                callback()
+            return self._forget_callback
+        return asyncio.ensure_future(self._watch(callback)).cancel
+
+    def _forget_callback(self) -> None:
+        self.connection.on_lost = None
+
+    async def _watch(self, callback: Callable[[], object]) -> None:
+        """The same on any ASGI server."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        callback()
+
+    def abort(self) -> None:
+        """Drop the connection of a client that does not read."""
+        if self.connection is not None:
+            self.connection.abort()
 
     # --- in -------------------------------------------------------------------------------------
     async def json_body(self) -> bytes:
@@ -113,10 +140,10 @@ class Request:
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
-        named = (b"x-request-id", self.request_id.encode())
-        await self.send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, named, *CORS]}
-        )
+        headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        if b"origin" in self.headers:
+            headers += CORS
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
         """Send a part of a streamed body; waits while the client reads slowly."""

@@ -29,6 +29,7 @@ from controlplane.application.serve import Call, Refused
 from controlplane.entrypoints.openai import answers, strict_json
 from controlplane.entrypoints.openai.errors import body_of, encode_error, status_of
 from controlplane.entrypoints.openai.handlers import PARSERS, Inference
+from controlplane.entrypoints.openai.orders import new_request_id
 from controlplane.entrypoints.openai.principals import Principal
 from controlplane.entrypoints.openai.request import Receive, Scope, Send, host_is_allowed
 
@@ -246,7 +247,8 @@ class Connection:
             raise Refused("invalid_type", "request is an object.", "request")
         fields = {k: v for k, v in body.items() if k not in ("stream", "stream_options")}
         parameters, endpoint = parse(fields), str(message["endpoint"])
-        job = await self._inference.desk.job(principal, endpoint, parameters, "")
+        desk = self._inference.desk
+        job = await desk.job(new_request_id(), principal, endpoint, parameters, "")
         return await self._inference.serving.start(job)
 
     async def _stream(self, name: str, call: Call) -> None:

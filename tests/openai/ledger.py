@@ -1,0 +1,30 @@
+"""What the ledger says, read from the database as an auditor would."""
+
+import sqlite3
+from typing import Any
+
+from tests.openai.stack import Stack
+
+
+def _query(stack: Stack, sql: str, *parameters: Any) -> list[dict[str, Any]]:
+    connection = sqlite3.connect(stack.directory / "engine.sqlite3", timeout=10)
+    connection.row_factory = sqlite3.Row
+    try:
+        return [dict(row) for row in connection.execute(sql, parameters)]
+    finally:
+        connection.close()
+
+
+def requests_of(stack: Stack, tenant: str) -> list[dict[str, Any]]:
+    return _query(stack, "SELECT * FROM ledger_request WHERE tenant_id = ? ORDER BY id", tenant)
+
+
+def record_of(stack: Stack, request_id: str) -> dict[str, Any]:
+    (row,) = _query(stack, "SELECT * FROM ledger_request WHERE request_id = ?", request_id)
+    return row
+
+
+def usage_of(stack: Stack, tenant: str) -> int:
+    """All tokens a tenant has used."""
+    sql = "SELECT SUM(num_prompt_tokens + num_output_tokens) AS n FROM ledger_usage"
+    return int(_query(stack, f"{sql} WHERE tenant_id = ?", tenant)[0]["n"] or 0)
