@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -23,6 +24,8 @@ from nats.js.object_store import ObjectStore
 
 from gpuagent.wire import codec, subjects
 from gpuagent.wire.messages import DesiredState, ObservedState, TokenizerBundle
+
+log = structlog.get_logger("gpuagent.bus")
 
 API_TIMEOUT_S = 3.0
 PENDING_BYTES = 1024 * 1024
@@ -118,6 +121,8 @@ class Bus:
     async def write_observed(self, state: ObservedState) -> None:
         """Replace this node's observed state; raises BusDown."""
         subject = f"$KV.{subjects.OBSERVED_BUCKET}.{self._node_id}"
+        if not self._has_connected:
+            raise BusDown("not connected yet")
         try:
             await self._jetstream.publish(subject, codec.encode(state), timeout=API_TIMEOUT_S)
         except (TimeoutError, NatsError) as error:
@@ -141,7 +146,10 @@ class Bus:
         return True
 
     async def _errored(self, error: Exception) -> None:
-        self.errors[f"bus_{type(error).__name__}"] += 1
+        name = f"bus_{type(error).__name__}"
+        self.errors[name] += 1
+        if self.errors[name].bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
+            log.warning("bus_error", error=str(error) or name, times=self.errors[name])
 
     async def _reconnected(self) -> None:
         self.on_reconnect()

@@ -135,6 +135,11 @@ class EngineHost:
             worker.kill()
         return [worker.key for worker in hung]
 
+    def excuse_silence(self) -> None:
+        """Restart every watchdog: it was the agent that did not listen."""
+        for worker in self.workers.values():
+            worker.progress_at = time.monotonic()
+
     def pids(self, device_index: int) -> list[int]:
         """Processes that use a device's memory."""
         return [w.process.pid for w in self.workers.values() if w.device.index == device_index]

@@ -28,6 +28,7 @@ from gpuagent.wire.messages import DesiredState, Device, Generate, ReplicaSpec
 log = structlog.get_logger("gpuagent.node")
 
 STOPPING_POLL_S = 0.1
+PAUSED_S = 3.0  # a tick this late means that the agent itself was stopped
 
 
 class Node:
@@ -47,6 +48,7 @@ class Node:
         self.changed = asyncio.Event()  # something that observed state shows
         self.bundle_added = asyncio.Event()
         self.is_stopping = False
+        self._ticked_at = time.monotonic()
         self._wake = asyncio.Event()
         self._threads = settings.threads or max(1, num_cores // len(devices))
         self.keeper = DesiredKeeper(settings.node_id, settings.state_dir)
@@ -188,6 +190,10 @@ class Node:
     # --- time and end -----------------------------------------------------------------------
     async def tick(self) -> None:
         """Once a second: what is due by time alone."""
+        now, before = time.monotonic(), self._ticked_at
+        self._ticked_at = now
+        if now - before > PAUSED_S:
+            self.host.excuse_silence()
         hung = self.host.kill_hung(self._is_busy, self.settings.watchdog_seconds)
         self.counts["workers_hung"] += len(hung)
         await self.inference.tick()

@@ -195,14 +195,21 @@ class Service:
     async def _close(self, loops: list[asyncio.Task[None]]) -> None:
         log.info("agent_stopping", active=self._node.inference.num_active)
         await self._node.close(FINISH_S)
-        for task in loops:
-            task.cancel()
-        await asyncio.wait(loops)
+        await _cancel(loops)
         with suppress(BusDown, TimeoutError):
             await asyncio.wait_for(self._bus.write_observed(self._reports.observed()), 1.0)
         await self._bus.close()
         self._http.close()
         log.info("agent_stopped")
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel until they are done: the bus client may swallow one while it connects."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.1)
 
 
 async def _every(seconds: float, action: Callable[[], Awaitable[None]]) -> None:

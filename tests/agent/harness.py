@@ -161,13 +161,19 @@ class Control:
         return next((load for load in loads if load.replica_id == replica_id), None)
 
     async def place(
-        self, node_id: str, *replicas: ReplicaSpec, generation: int = 1, epoch: int = 1
+        self,
+        node_id: str,
+        *replicas: ReplicaSpec,
+        generation: int = 1,
+        epoch: int = 1,
+        drain: bool = False,
     ) -> None:
         desired = DesiredState(
             cluster_id="test",
             epoch=epoch,
             generation=generation,
             node_id=node_id,
+            drain=drain,
             replicas=tuple(replicas),
         )
         await self.bus.jetstream().publish(f"$KV.desired.{node_id}", codec.encode(desired))

@@ -340,6 +340,52 @@ def _metrics(agent: Agent) -> str:
     return agent.get("/metrics")[1] if (agent.directory / "port").exists() else ""
 
 
+async def test_an_engine_that_raises_takes_no_other_replica_with_it(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """On the CPU an exception ends one engine; its neighbour in the same process streams on."""
+    agent = start_agent()
+    bad = spec("m.1.g1.1", source="simulated://m?step_ms=10&raises_at=10")
+    await plane.place("n1", spec(), bad)
+    await plane.replica("n1", "ready")
+    await plane.replica("n1", "ready", "m.1.g1.1")
+    worker = agent.workers()[0].pid
+    good = await plane.generate("n1", max_tokens=100)
+    doomed = await plane.generate("n1", max_tokens=100, replica_id="m.1.g1.1")
+    assert (await plane.terminal(doomed)).error_code == "engine_lost"
+    assert "as the source asks" in (await plane.replica("n1", "failed", "m.1.g1.1")).reason
+    assert (await plane.terminal(good)).finish_reason == "length"
+    assert [process.pid for process in agent.workers()] == [worker]
+    await plane.replica("n1", "ready", "m.1.g1.1")
+
+
+async def test_a_paused_agent_does_not_blame_its_workers(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """After SIGSTOP beyond the watchdog the worker, which waited, goes on with its stream."""
+    agent = start_agent("n1", "--watchdog-seconds", "2")
+    await plane.place("n1", spec())
+    await plane.replica("n1", "ready")
+    request_id = await plane.generate("n1", max_tokens=600)
+    await plane.started(request_id)
+    worker = agent.workers()[0].pid
+    os.kill(agent.pid, signal.SIGSTOP)
+    await asyncio.sleep(4)
+    os.kill(agent.pid, signal.SIGCONT)
+    assert (await plane.terminal(request_id)).finish_reason == "length"
+    plane.assert_contiguous(request_id)
+    assert [process.pid for process in agent.workers()] == [worker]
+
+
+async def test_sigterm_without_a_bus_ends_cleanly(
+    nats: NatsServer, start_agent: StartAgent
+) -> None:
+    nats.stop()
+    agent = start_agent()
+    await eventually(lambda: (agent.directory / "port").exists())
+    assert await asyncio.to_thread(agent.stop) == 0
+
+
 async def test_wiped_bus_storage_is_filled_again(
     nats: NatsServer, plane: Control, start_agent: StartAgent
 ) -> None:

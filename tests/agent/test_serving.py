@@ -225,6 +225,18 @@ async def test_mutated_generates_kill_neither_agent_nor_worker(
     assert [process.pid for process in agent.workers()] == [worker]
 
 
+async def test_a_draining_node_says_so_and_serves_what_it_still_has(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """Routers avoid it by its telemetry; a request in flight to it is not lost."""
+    start_agent()
+    await plane.place("n1", spec(), drain=True)
+    await plane.replica("n1", "ready")
+    await eventually(lambda: plane.load("n1") and plane.telemetry["n1"].draining)
+    request_id = await plane.generate("n1")
+    assert (await plane.terminal(request_id)).finish_reason == "length"
+
+
 async def test_two_agents_serve_side_by_side(plane: Control, start_agent: StartAgent) -> None:
     """Each node sees only its own desired state, and both stream to one gateway."""
     start_agent("n1")

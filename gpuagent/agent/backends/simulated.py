@@ -11,8 +11,8 @@ therefore always gives the same text, and another replica that is handed the pro
 already generated continues exactly where the first one stopped.
 
 The tokenizer is byte-level (ids 0..255 are bytes, then three specials, then the words), so
-every text can be a prompt. ``stop_after=N`` ends generations at N tokens as an end token would;
-``load_fails=CODE`` makes loading fail, for drills.
+every text can be a prompt. ``stop_after=N`` ends generations at N tokens as an end token would.
+For drills, ``load_fails=CODE`` makes loading fail and ``raises_at=N`` the N-th step.
 """
 
 import hashlib
@@ -59,6 +59,7 @@ class SimulatedParams:
     stop_after: int = 0
     blocks: int = 0
     load_fails: str = ""
+    raises_at: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.step_ms <= 60_000 and 0 <= self.load_ms <= 600_000):
@@ -298,6 +299,8 @@ class SimulatedEngine:
     def _record(self, num_prefill: int, num_decode: int, seconds: float) -> None:
         count = self._count
         count.num_steps += 1
+        if count.num_steps == self.params.raises_at:
+            raise RuntimeError("as the source asks")
         count.num_prefill_tokens += num_prefill
         count.num_decode_tokens += num_decode
         count.last_step_seconds = seconds
