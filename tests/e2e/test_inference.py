@@ -13,7 +13,7 @@ from tests.e2e.product import Product, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(500)]
 
-QUESTION = [{"role": "user", "content": "The capital of France is"}]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,25 @@ def num_tokens(tokenizer: Tokenizer, text: str) -> int:
 
 
 def test_a_chat_completion_makes_sense(product, tokenizer):
-    """Paris; the usage is what the tokenizer counts, the end token included."""
+    """Paris; the usage is what the tokenizer counts (the end token is not text, and not counted)."""
     answer = product.openai().chat.completions.create(
         model="smollm2", messages=QUESTION, max_tokens=32, temperature=0
     )
     (choice,) = answer.choices
     assert "Paris" in choice.message.content
     assert answer.usage.prompt_tokens == num_tokens(tokenizer, prompt_of(QUESTION[0]["content"]))
-    shown = num_tokens(tokenizer, choice.message.content)
-    ended = 1 if choice.finish_reason == "stop" else 0
-    assert answer.usage.completion_tokens == shown + ended
+    assert choice.finish_reason == "stop"
+    assert answer.usage.completion_tokens == num_tokens(tokenizer, choice.message.content)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_sentence_is_continued(product):
+    """The completions endpoint takes the bare prompt, without a chat template."""
+    answer = product.openai().completions.create(
+        model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0
+    )
+    assert "Paris" in answer.choices[0].text
+    assert answer.usage.prompt_tokens == 5
 
 
 def test_a_streamed_completion_is_the_same_text(product):
@@ -85,7 +93,7 @@ def test_a_client_that_leaves_pays_for_what_was_produced(product):
     before = generated_by_agents(product)
     stream = product.openai().chat.completions.create(
         model="smollm2",
-        messages=[{"role": "user", "content": "Count from one to one thousand in words."}],
+        messages=[{"role": "user", "content": "Tell me a very long story about a dragon."}],
         max_tokens=1500,
         stream=True,
         temperature=0,

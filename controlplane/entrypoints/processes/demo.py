@@ -150,7 +150,6 @@ class Demo:
             "ENGINE_GATEWAY_PORT": str(self._ports["gateway"]),
             "ENGINE_GATEWAY_URL": self._url("gateway"),
             "ENGINE_METRICS_PORT": str(self._ports["controller"]),
-            "ENGINE_OPERATOR_TENANT": TENANT,  # so that the admin token acts for the whole fleet
         }
 
     def _nats_url(self) -> str:
@@ -211,7 +210,7 @@ def curl_line(ready: dict[str, Any]) -> str:
     body = {
         "model": ready["model"],
         "stream": True,
-        "messages": [{"role": "user", "content": "The capital of France is"}],
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
     return (
         f"  curl -N {ready['api_url']}/v1/chat/completions "
