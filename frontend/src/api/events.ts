@@ -31,6 +31,7 @@ export function eventsQuery(filters: EventFilters) {
     },
     getNextPageParam: (page): Cursor => nextQuery(page.next),
     staleTime: Number.POSITIVE_INFINITY, // the live link keeps it current
+    structuralSharing: false, // events never change, and comparing thousands per event is slow
   });
 }
 
@@ -45,12 +46,18 @@ export function matches(event: LogEvent, filters: EventFilters): boolean {
   return !filters.actor || event.actor === filters.actor;
 }
 
-/** Put a live event on top of every cached event list whose filters it passes. */
-export function prependEvent(queries: QueryClient, event: LogEvent): void {
-  for (const [key, data] of queries.getQueriesData<EventPages>({ queryKey: ["events"] })) {
-    if (!data || !matches(event, (key[1] ?? {}) as EventFilters)) continue;
-    queries.setQueryData(key, withEvent(data, event));
+/**
+ * Put a live event on top of every cached event list whose filters it passes. False if one of them
+ * is being fetched: the answer may be older than the event and would take it away again.
+ */
+export function prependEvent(queries: QueryClient, event: LogEvent): boolean {
+  let settled = true;
+  for (const query of queries.getQueryCache().findAll({ queryKey: ["events"] })) {
+    if (!matches(event, query.queryKey[1] as EventFilters)) continue;
+    settled &&= query.state.fetchStatus === "idle";
+    queries.setQueryData<EventPages>(query.queryKey, (data) => data && withEvent(data, event));
   }
+  return settled;
 }
 
 export function withEvent(data: EventPages, event: LogEvent): EventPages {

@@ -26,7 +26,7 @@ export class Invalidator {
   constructor(private readonly queries: QueryClient) {}
 
   apply(event: LogEvent): void {
-    prependEvent(this.queries, event);
+    if (!prependEvent(this.queries, event)) this.pending.add("events");
     for (const key of changedKeys(event.stream)) this.pending.add(key);
     this.timer ??= setTimeout(() => this.flush(), FLUSH_MS);
   }

@@ -41,6 +41,8 @@ export class LiveLink {
   constructor(
     private readonly url: string,
     private readonly handlers: LiveHandlers,
+    /** False where the server shows this user only some of the events: gaps are then lawful. */
+    private readonly gapless = true,
   ) {}
 
   subscribe = (listener: () => void): (() => void) => {
@@ -118,7 +120,7 @@ export class LiveLink {
   private advance(event: LogEvent): void {
     const known = this.state.position;
     if (known !== null && event.position <= known) return;
-    if (known !== null && event.position > known + 1) {
+    if (this.gapless && known !== null && event.position > known + 1) {
       this.refetch(event.position);
       return;
     }
@@ -128,6 +130,10 @@ export class LiveLink {
 
   /** A heartbeat may overtake its event once; still behind at the next one is a gap. */
   private checkBehind(position: number): void {
+    if (!this.gapless) {
+      this.update({ position });
+      return;
+    }
     const known = this.state.position ?? position;
     if (this.behind !== null && known < this.behind) this.refetch(position);
     this.behind = position > (this.state.position ?? position) ? position : null;

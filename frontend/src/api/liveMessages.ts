@@ -36,13 +36,13 @@ const telemetry = z.object({
   replicas: z.array(replicaLoad).catch([]),
 });
 
-const event = z.looseObject({ type: z.literal("event"), position: z.number() });
+const event = z.looseObject({ type: z.literal("event") });
 const logEvent = z.object({
   position: z.number(),
   stream: z.string(),
   version: z.number().catch(0),
   type: z.string(),
-  data: z.unknown(),
+  data: z.record(z.string(), z.unknown()).catch({}),
   actor: z.string().catch(""),
   reason: z.string().catch(""),
   recorded_at: z.number(),
@@ -71,13 +71,11 @@ export function parseLive(text: string): LiveMessage | null {
   return parsed.success ? parsed.data : null;
 }
 
-/** The frame's own `type` is "event"; the event's type travels in `event_type` or nested. */
+/** The frame's own `type` is "event", so the event's travels as `event_type`. */
 function parseEvent(json: unknown): LiveMessage | null {
   const frame = json as Record<string, unknown>;
-  const inner =
-    typeof frame.event === "object" ? frame.event : { ...frame, type: frame.event_type };
-  const parsed = logEvent.safeParse(inner);
-  return parsed.success ? { type: "event", event: parsed.data as LogEvent } : null;
+  const parsed = logEvent.safeParse({ ...frame, type: frame.event_type });
+  return parsed.success ? { type: "event", event: parsed.data } : null;
 }
 
 function parseJson(text: string): unknown {

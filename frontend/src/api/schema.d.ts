@@ -918,8 +918,10 @@ export interface components {
         /** @description One inference request: what was asked, and how it ended (null while it runs). */
         Request: {
             request_id: string;
-            /** @description In the ledger. */
-            position: number;
+            /** @description In order of admission; send the last as after. */
+            id: number;
+            /** @description In the ledger, in order of ending; null while it runs. */
+            position: number | null;
             tenant_id: string;
             /** @description Key id, jwt:<sub> or user:<name>. */
             subject: string;

@@ -7,7 +7,8 @@ const HISTORY = 180; // at one report per 2 s: six minutes
 export interface Sample {
   at: number;
   devices: DeviceLoad[];
-  tokensPerSecond: number;
+  /** Null for the first report, which has none before it to compare with. */
+  tokensPerSecond: number | null;
 }
 
 const latest = new Map<string, Telemetry>();
@@ -29,8 +30,8 @@ export function recordTelemetry(telemetry: Telemetry): void {
 }
 
 /** Tokens generated per second between two reports; counters that restart count from zero. */
-export function tokenRate(previous: Telemetry | undefined, next: Telemetry): number {
-  if (!previous || next.at <= previous.at) return 0;
+export function tokenRate(previous: Telemetry | undefined, next: Telemetry): number | null {
+  if (!previous || next.at <= previous.at) return null;
   const before = new Map(previous.replicas.map((r) => [r.replica_id, r.generated_tokens]));
   const grown = next.replicas.map((r) => {
     const known = before.get(r.replica_id) ?? r.generated_tokens;

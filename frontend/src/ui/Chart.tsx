@@ -2,11 +2,14 @@ import { useMantineColorScheme } from "@mantine/core";
 import { useElementSize } from "@mantine/hooks";
 import { useEffect, useRef } from "react";
 import uPlot from "uplot";
+import { clockTime } from "./format";
+
+export type Series = [number[], ...(number | null)[][]];
 
 interface ChartProps {
   label: string;
   /** Unix seconds, then one array per series. */
-  data: [number[], ...number[][]];
+  data: Series;
   series: { name: string; color: string }[];
   format: (value: number) => string;
   max?: number;
@@ -26,8 +29,8 @@ function axes(format: (value: number) => string): uPlot.Axis[] {
     font: "11px Geist Variable",
   };
   return [
-    { ...shared, grid: { show: false }, space: 70 },
-    { ...shared, size: 56, space: 32, values: (_plot, ticks) => ticks.map(format) },
+    { ...shared, grid: { show: false }, space: 90, values: (_plot, at) => at.map(clockTime) },
+    { ...shared, size: 56, space: 32, values: (_plot, ticks) => ticks.map((tick) => format(tick)) },
   ];
 }
 

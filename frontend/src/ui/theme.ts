@@ -1,10 +1,12 @@
 import {
   ActionIcon,
+  Anchor,
   Badge,
   Button,
   Checkbox,
   createTheme,
   Drawer,
+  InputWrapper,
   type MantineColorsTuple,
   Modal,
   NumberInput,
@@ -56,6 +58,9 @@ const gray: MantineColorsTuple = [
   "#1c2422",
 ];
 
+const veil = { color: "#0b1210", backgroundOpacity: 0.35, blur: 0 };
+const panel = { title: { fontWeight: 600, fontSize: 15 } };
+
 const dense = { defaultProps: { size: "xs" } };
 
 export const theme = createTheme({
@@ -82,8 +87,10 @@ export const theme = createTheme({
     ActionIcon: ActionIcon.extend({
       defaultProps: { variant: "subtle", color: "gray", size: "md" },
     }),
+    Anchor: Anchor.extend({ defaultProps: { inherit: true } }),
     Badge: Badge.extend({ defaultProps: { variant: "light", size: "sm", tt: "none" } }),
-    Button: Button.extend({ defaultProps: { size: "xs" } }),
+    Button: Button.extend({ defaultProps: { size: "xs", fw: 500 } }),
+    InputWrapper: InputWrapper.extend({ styles: { label: { fontWeight: 500, marginBottom: 3 } } }),
     Checkbox: Checkbox.extend(dense),
     Switch: Switch.extend(dense),
     TextInput: TextInput.extend(dense),
@@ -92,8 +99,15 @@ export const theme = createTheme({
     Select: Select.extend({
       defaultProps: { size: "xs", checkIconPosition: "right", comboboxProps: { shadow: "md" } },
     }),
-    Modal: Modal.extend({ defaultProps: { centered: true, padding: "lg", size: "md" } }),
-    Drawer: Drawer.extend({ defaultProps: { position: "right", padding: "lg", size: "lg" } }),
+    Modal: Modal.extend({
+      defaultProps: { centered: true, padding: "lg", size: "md", overlayProps: veil },
+      styles: panel,
+    }),
+    Drawer: Drawer.extend({
+      defaultProps: { position: "right", padding: "lg", size: 660, overlayProps: veil },
+      styles: panel,
+    }),
+    Spotlight: { defaultProps: { overlayProps: veil } },
     Tooltip: Tooltip.extend({ defaultProps: { withArrow: false, openDelay: 250, fz: "xs" } }),
   },
 });

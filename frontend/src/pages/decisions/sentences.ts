@@ -15,12 +15,15 @@ export function device(node_id: string, index: number): string {
 }
 
 export function summary({ started, stopped, unplaced }: Decision): string {
-  const parts = [
-    started.length > 0 && `${plural(started.length, "replica")} started`,
-    stopped.length > 0 && `${stopped.length} stopped`,
-    unplaced.length > 0 && `${missing(unplaced)} without a place`,
-  ].filter(Boolean);
-  return parts.length > 0 ? parts.join(", ") : "nothing changed";
+  const counts: [number, string][] = [
+    [started.length, "started"],
+    [stopped.length, "stopped"],
+    [missing(unplaced), "without a place"],
+  ];
+  const parts = counts
+    .filter(([num]) => num > 0)
+    .map(([num, what]) => `${plural(num, "replica")} ${what}`);
+  return parts.join(", ") || "nothing changed";
 }
 
 function missing(unplaced: Unplaced[]): number {

@@ -22,7 +22,6 @@ export function EventList({ rows, onOpen, onEnd }: EventListProps) {
     getScrollElement: () => box.current,
     estimateSize: () => ROW,
     overscan: 12,
-    initialRect: { width: 1000, height: 700 },
     getItemKey: (index) => rows[index]?.position ?? index,
   });
   const items = virtual.getVirtualItems();

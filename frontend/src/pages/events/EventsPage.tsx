@@ -18,9 +18,13 @@ const route = getRouteApi("/app/events");
 /** While paused, the rows stay as they were; the cache goes on collecting behind them. */
 function usePause(rows: LogEvent[] | undefined) {
   const [frozen, setFrozen] = useState<LogEvent[] | null>(null);
-  const missed = frozen && rows ? rows.indexOf(frozen[0] as LogEvent) : 0;
+  const missed = frozen && rows ? newerThan(rows, frozen[0]?.position ?? 0) : 0;
   const toggle = () => setFrozen((old) => (old ? null : (rows ?? [])));
-  return { shown: frozen ?? rows, paused: frozen !== null, missed: Math.max(0, missed), toggle };
+  return { shown: frozen ?? rows, paused: frozen !== null, missed, toggle };
+}
+
+function newerThan(rows: LogEvent[], position: number): number {
+  return rows.filter((row) => row.position > position).length;
 }
 
 export function EventsPage() {

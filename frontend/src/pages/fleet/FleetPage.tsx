@@ -9,6 +9,7 @@ import { type Confirmation, ConfirmModal } from "@/ui/ConfirmModal";
 import { Empty } from "@/ui/Empty";
 import { Page } from "@/ui/Page";
 import { versionColors } from "./colors";
+import classes from "./Fleet.module.css";
 import { FleetSummary } from "./FleetSummary";
 import { NodeCard } from "./NodeCard";
 import { NodeDrawer } from "./NodeDrawer";
@@ -69,16 +70,18 @@ function FleetGrid({ nodes }: { nodes: Node[] }) {
   return (
     <>
       <FleetSummary nodes={nodes} />
-      {nodes.map((node) => (
-        <NodeCard
-          key={node.node_id}
-          node={node}
-          colors={colors}
-          writable={writable}
-          onOpen={() => show(node.node_id)}
-          onDrain={() => setAsk(drainConfirmation(node))}
-        />
-      ))}
+      <div className={classes.nodes}>
+        {nodes.map((node) => (
+          <NodeCard
+            key={node.node_id}
+            node={node}
+            colors={colors}
+            writable={writable}
+            onOpen={() => show(node.node_id)}
+            onDrain={() => setAsk(drainConfirmation(node))}
+          />
+        ))}
+      </div>
       <NodeDrawer
         node={nodes.find((node) => node.node_id === open)}
         onClose={() => show(undefined)}

@@ -47,9 +47,8 @@ function LiveFigures() {
   return (
     <>
       <Figure name="mean utilisation">{percent(utilization)}</Figure>
-      <Figure name="requests running, waiting">
-        {integer(numRunning)}, {integer(numWaiting)}
-      </Figure>
+      <Figure name="requests running">{integer(numRunning)}</Figure>
+      <Figure name="waiting">{integer(numWaiting)}</Figure>
       <Figure name="tokens per second">{rate(tokenRate)}</Figure>
     </>
   );

@@ -20,10 +20,7 @@ export function NodeCard(props: NodeCardProps) {
   const load = (index: number) => telemetry?.devices.find((device) => device.index === index);
   const on = (index: number) => node.replicas.filter((replica) => replica.device_index === index);
   return (
-    <article
-      className={`${classes.node} ${node.status === "lost" ? classes.lost : ""}`}
-      aria-label={`Node ${node.node_id}`}
-    >
+    <article className={nodeClass(node)} aria-label={`Node ${node.node_id}`}>
       <NodeHead {...props} />
       <div className={classes.devices}>
         {node.devices.map((device) => (
@@ -38,6 +35,11 @@ export function NodeCard(props: NodeCardProps) {
       </div>
     </article>
   );
+}
+
+function nodeClass({ status, devices }: Node): string {
+  const wide = devices.length > 2 && classes.wide;
+  return [classes.node, wide, status === "lost" && classes.lost].filter(Boolean).join(" ");
 }
 
 function NodeHead({ node, writable, onOpen, onDrain }: NodeCardProps) {
@@ -55,7 +57,7 @@ function NodeHead({ node, writable, onOpen, onDrain }: NodeCardProps) {
       <span className={classes.spacer} />
       {writable && (
         <Button variant="default" size="compact-xs" onClick={onDrain}>
-          {node.draining ? `Undrain` : `Drain`}
+          {node.draining ? "Undrain" : "Drain"}
         </Button>
       )}
     </div>

@@ -1,8 +1,8 @@
 import { Drawer, Stack } from "@mantine/core";
 import { useMemo } from "react";
-import { type Sample, useTelemetryHistory } from "@/api/telemetry";
+import { type Sample, useTelemetry, useTelemetryHistory } from "@/api/telemetry";
 import type { Node, Replica } from "@/api/types";
-import { Chart } from "@/ui/Chart";
+import { Chart, type Series } from "@/ui/Chart";
 import { type Column, DataTable } from "@/ui/DataTable";
 import { Facts } from "@/ui/Facts";
 import { bytes, integer, percent, rate } from "@/ui/format";
@@ -45,13 +45,15 @@ function NodeDetail({ node }: { node: Node }) {
 }
 
 function NodeFacts({ node }: { node: Node }) {
+  const report = useTelemetry(node.node_id);
   return (
     <Facts
       items={[
         ["Status", <Status key="status" value={node.draining ? "draining" : node.status} />],
         ["Zone", node.zone || "–"],
-        ["Last heard", <Time key="seen" at={node.last_seen} />],
-        ["Accepted generation", integer(node.acked_generation)],
+        ["Last report", <Time key="report" at={report?.at} />],
+        ["Last change", <Time key="seen" at={node.last_seen} />],
+        ["Generation", generations(node)],
         ["Boot id", <Id key="boot" value={node.boot_id} short={13} />],
         [
           "Devices",
@@ -62,7 +64,12 @@ function NodeFacts({ node }: { node: Node }) {
   );
 }
 
-function seriesOf(samples: Sample[], node: Node): [number[], ...number[][]] {
+function generations({ acked_generation, desired_generation }: Node): string {
+  if (acked_generation === desired_generation) return `${integer(acked_generation)}, accepted`;
+  return `${integer(desired_generation)} wanted, ${integer(acked_generation)} accepted`;
+}
+
+function seriesOf(samples: Sample[], node: Node): Series {
   const at = samples.map((sample) => sample.at);
   const loads = node.devices.map((device) =>
     samples.map((s) => s.devices.find((d) => d.index === device.index)?.utilization ?? 0),
@@ -73,7 +80,7 @@ function seriesOf(samples: Sample[], node: Node): [number[], ...number[][]] {
 function LoadCharts({ node }: { node: Node }) {
   const samples = useTelemetryHistory(node.node_id);
   const utilization = useMemo(() => seriesOf(samples, node), [samples, node]);
-  const tokens = useMemo<[number[], number[]]>(
+  const tokens = useMemo<Series>(
     () => [samples.map((sample) => sample.at), samples.map((sample) => sample.tokensPerSecond)],
     [samples],
   );

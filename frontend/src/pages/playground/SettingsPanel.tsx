@@ -1,4 +1,5 @@
 import { NumberInput, Select, Textarea } from "@mantine/core";
+import { useMediaQuery } from "@mantine/hooks";
 import { useQuery } from "@tanstack/react-query";
 import { tenantsQuery } from "@/api/tenants";
 import classes from "./Playground.module.css";
@@ -30,6 +31,30 @@ export function SettingsPanel({ settings, targets, change }: SettingsPanelProps)
         value={settings.tenant ?? null}
         onChange={(tenant) => tenant && change({ tenant })}
       />
+      <More settings={settings} change={change} />
+    </aside>
+  );
+}
+
+type MoreProps = Pick<SettingsPanelProps, "settings" | "change">;
+
+/** On a phone the rest is folded away, so that the conversation stays in view. */
+function More(props: MoreProps) {
+  const wide = useMediaQuery("(min-width: 62em)", true);
+  if (wide) return <Rest {...props} />;
+  return (
+    <details>
+      <summary>Parameters</summary>
+      <div className={classes.side}>
+        <Rest {...props} />
+      </div>
+    </details>
+  );
+}
+
+function Rest({ settings, change }: MoreProps) {
+  return (
+    <>
       <Textarea
         label="System prompt"
         autosize
@@ -39,7 +64,7 @@ export function SettingsPanel({ settings, targets, change }: SettingsPanelProps)
         onChange={(event) => change({ system: event.currentTarget.value || undefined })}
       />
       <Numbers settings={settings} change={change} />
-    </aside>
+    </>
   );
 }
 
@@ -52,7 +77,7 @@ const NUMBERS: { name: NumberName; label: string; shown: string; max?: number; s
   { name: "seed", label: "Seed", shown: "random", step: 1 },
 ];
 
-function Numbers({ settings, change }: Pick<SettingsPanelProps, "settings" | "change">) {
+function Numbers({ settings, change }: MoreProps) {
   return NUMBERS.map(({ name, label, shown, max, step }) => (
     <NumberInput
       key={name}

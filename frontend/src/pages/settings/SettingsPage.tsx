@@ -1,4 +1,4 @@
-import { Button, Group, Text } from "@mantine/core";
+import { Anchor, Button, Group, Text } from "@mantine/core";
 import { IconDownload } from "@tabler/icons-react";
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
@@ -26,9 +26,9 @@ export function SettingsPage() {
       </Section>
       <Section title="Reference">
         <Group gap="lg">
-          <a href="/api/docs">API reference</a>
-          <a href="/api/schema">OpenAPI file</a>
-          <a href="/metrics">Prometheus metrics</a>
+          <Anchor href="/api/docs">API reference</Anchor>
+          <Anchor href="/api/schema">OpenAPI file</Anchor>
+          <Anchor href="/metrics">Prometheus metrics</Anchor>
         </Group>
       </Section>
     </Page>

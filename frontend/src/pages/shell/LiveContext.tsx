@@ -1,4 +1,4 @@
-import { useQueryClient } from "@tanstack/react-query";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
 import {
   createContext,
   type ReactNode,
@@ -10,6 +10,7 @@ import {
 import { notePosition } from "@/api/client";
 import { Invalidator } from "@/api/invalidate";
 import { LiveLink, type LiveState, liveUrl } from "@/api/live";
+import { sessionQuery } from "@/api/session";
 import { clearTelemetry, recordTelemetry } from "@/api/telemetry";
 
 const LiveContext = createContext<LiveLink | null>(null);
@@ -18,20 +19,25 @@ const LiveContext = createContext<LiveLink | null>(null);
 export function LiveProvider({ children }: { children: ReactNode }) {
   const queries = useQueryClient();
   const [invalidator] = useState(() => new Invalidator(queries));
+  const confined = Boolean(useQuery(sessionQuery).data?.tenant_id);
   const [link] = useState(
     () =>
-      new LiveLink(liveUrl(), {
-        onEvent: (event) => {
-          notePosition(event.position);
-          invalidator.apply(event);
+      new LiveLink(
+        liveUrl(),
+        {
+          onEvent: (event) => {
+            notePosition(event.position);
+            invalidator.apply(event);
+          },
+          onTelemetry: recordTelemetry,
+          onReset: (position) => {
+            notePosition(position);
+            invalidator.everything();
+          },
+          onUnauthorized: () => queries.setQueryData(["session"], null),
         },
-        onTelemetry: recordTelemetry,
-        onReset: (position) => {
-          notePosition(position);
-          invalidator.everything();
-        },
-        onUnauthorized: () => queries.setQueryData(["session"], null),
-      }),
+        !confined,
+      ),
   );
   useEffect(() => {
     link.start();

@@ -3,7 +3,7 @@ import { useDisclosure } from "@mantine/hooks";
 import { spotlight } from "@mantine/spotlight";
 import { IconSearch } from "@tabler/icons-react";
 import { useQuery } from "@tanstack/react-query";
-import { Link, Outlet, useLocation, useNavigate } from "@tanstack/react-router";
+import { Link, Outlet, useRouter } from "@tanstack/react-router";
 import { useEffect } from "react";
 import { statusQuery } from "@/api/fleet";
 import { sessionQuery } from "@/api/session";
@@ -18,13 +18,13 @@ import { UserMenu } from "./UserMenu";
 
 /** Leaves for the login, and remembers the way back, as soon as the session is gone. */
 function useLeaveWhenSignedOut(): boolean {
-  const session = useQuery(sessionQuery).data;
-  const navigate = useNavigate();
-  const { href } = useLocation();
-  const gone = session === null;
+  const gone = useQuery(sessionQuery).data === null;
+  const router = useRouter();
   useEffect(() => {
-    if (gone) void navigate({ to: "/login", search: { next: href } });
-  }, [gone, navigate, href]);
+    if (!gone) return;
+    const next = router.state.location.href;
+    void router.navigate({ to: "/login", search: { next } });
+  }, [gone, router]);
   return gone;
 }
 

@@ -1,0 +1,194 @@
+/**
+ * Drives the built dashboard in a real browser against a running product.
+ *
+ *     TOUR_URL=http://127.0.0.1:8000 TOUR_USER=admin TOUR_PASSWORD=… node test/browser/tour.mjs
+ *
+ * TOUR_MODEL      what the playground asks for (default: the first model offered)
+ * TOUR_TENANT     the tenant it is billed to (default: the first one)
+ * TOUR_OUT        folder for the screenshots (default: ./tour)
+ * TOUR_CHROMIUM   the browser (default: /usr/bin/chromium)
+ *
+ * Exits 1 on the first failed expectation and names it; console errors and failed responses count.
+ */
+import { mkdirSync } from "node:fs";
+import { join } from "node:path";
+import { chromium } from "playwright-core";
+
+const { TOUR_URL = "http://127.0.0.1:8000", TOUR_USER = "admin", TOUR_PASSWORD } = process.env;
+const out = process.env.TOUR_OUT ?? "tour";
+const PAGES = [
+  "Fleet",
+  "Models",
+  "Routes",
+  "Tenants",
+  "Decisions",
+  "Events",
+  "Requests",
+  "Settings",
+];
+const DESKTOP = { width: 1440, height: 900 };
+const PHONE = { width: 390, height: 844 };
+
+const problems = [];
+
+function watch(page) {
+  page.on("console", (message) => {
+    if (message.type() === "error") problems.push(`console: ${message.text()}`);
+  });
+  page.on("pageerror", (error) => problems.push(`page: ${error.message}`));
+  page.on("response", (response) => {
+    if (response.status() >= 500) problems.push(`${response.status()} ${response.url()}`);
+  });
+}
+
+/** Before the login the question "who am I?" is answered 401, which is no problem. */
+function forgetLoginProbe() {
+  const kept = problems.filter((problem) => !problem.includes("401"));
+  problems.splice(0, problems.length, ...kept);
+}
+
+function expect(condition, message) {
+  if (!condition) throw new Error(message);
+}
+
+const shot = (page, name) => page.screenshot({ path: join(out, `${name}.png`) });
+
+async function logIn(page) {
+  await page.goto(TOUR_URL);
+  await page.getByRole("heading", { name: "Sign in to Engine" }).waitFor();
+  await shot(page, "login");
+  await page.getByLabel(/^Username/).fill(TOUR_USER);
+  await page.getByLabel(/^Password/).fill(TOUR_PASSWORD);
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("heading", { name: "Fleet", level: 1 }).waitFor();
+  forgetLoginProbe();
+}
+
+async function visit(page, name) {
+  await page.getByRole("navigation").getByRole("link", { name, exact: true }).click();
+  await page.getByRole("heading", { name, level: 1 }).waitFor();
+  await page.locator("[aria-busy=true]").first().waitFor({ state: "detached" });
+  await page.waitForTimeout(400);
+  expect((await page.getByRole("alert").count()) === 0, `${name} shows an alert`);
+  await shot(page, name.toLowerCase());
+}
+
+async function checkLive(page) {
+  const badge = page.getByRole("status", { name: "Live connection" });
+  await badge.getByText("live", { exact: true }).waitFor({ timeout: 10_000 });
+  expect(/position \d/.test(await badge.textContent()), "the live badge names no position");
+}
+
+async function pick(page, label, value) {
+  const field = page.getByRole("combobox", { name: label }).or(page.getByLabel(label)).first();
+  await field.click();
+  await page.getByRole("option", { name: value, exact: true }).first().click();
+}
+
+async function converse(page) {
+  await page.getByRole("navigation").getByRole("link", { name: "Playground" }).click();
+  await page.getByLabel("Message").waitFor();
+  if (process.env.TOUR_MODEL) await pick(page, "Model", process.env.TOUR_MODEL);
+  if (process.env.TOUR_TENANT) await pick(page, "Billed to tenant", process.env.TOUR_TENANT);
+  await page.getByLabel("Message").fill("Say in one sentence what a GPU is.");
+  await page.getByRole("button", { name: "Send" }).click();
+  const turn = page.getByRole("article", { name: "Turn 1" });
+  await turn.getByText(/TTFT\s+[\d.]+ m?s/).waitFor({ timeout: 60_000 });
+  await shot(page, "playground-streaming");
+  await turn.getByRole("link", { name: "record" }).waitFor({ timeout: 60_000 });
+  expect((await turn.getByRole("alert").count()) === 0, "the playground shows an error");
+  await shot(page, "playground");
+}
+
+async function findWithPalette(page) {
+  await page.keyboard.press("Control+k");
+  await page.getByRole("textbox", { name: "Search" }).fill("tenants");
+  await shot(page, "palette");
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "Tenants", level: 1 }).waitFor();
+}
+
+/** Opens the first thing that `find` gives, if there is any, and looks at its details. */
+async function openDetail(page, from, find, name) {
+  await page.getByRole("navigation").getByRole("link", { name: from, exact: true }).click();
+  await page.getByRole("heading", { name: from, level: 1 }).waitFor();
+  const thing = find(page).first();
+  if (!(await thing.isVisible().catch(() => false))) return;
+  await thing.click();
+  await page.waitForTimeout(1_200);
+  expect((await page.getByRole("alert").count()) === 0, `${name} shows an alert`);
+  await shot(page, name);
+  await page.keyboard.press("Escape");
+  await page.waitForTimeout(300);
+}
+
+const inTable = (label) => (page) =>
+  page.getByRole("table", { name: label }).locator("tbody a, tbody button");
+
+async function openDetails(page) {
+  const node = (where) => where.getByRole("article", { name: /^Node/ }).getByRole("button");
+  await openDetail(page, "Fleet", node, "node");
+  await openDetail(page, "Models", inTable("Models"), "model");
+  await openDetail(page, "Tenants", inTable("Tenants"), "tenant");
+  await openDetail(page, "Requests", inTable("Requests"), "request");
+  const event = (where) => where.getByRole("region", { name: "Events" }).getByRole("button");
+  await openDetail(page, "Events", event, "event");
+  const decision = (where) => where.getByRole("button", { name: /^Generation/ });
+  await openDetail(page, "Decisions", decision, "decision");
+}
+
+async function inDark(page) {
+  await page.emulateMedia({ colorScheme: "dark" });
+  for (const name of ["Fleet", "Decisions", "Playground"]) {
+    await page.getByRole("navigation").getByRole("link", { name, exact: true }).click();
+    await page.getByRole("heading", { name, level: 1 }).waitFor();
+    await page.waitForTimeout(1_500);
+    await shot(page, `dark-${name.toLowerCase()}`);
+  }
+  await page.emulateMedia({ colorScheme: "light" });
+}
+
+async function onPhone(page) {
+  await page.setViewportSize(PHONE);
+  for (const path of ["fleet", "models", "requests", "playground"]) {
+    await page.goto(`${TOUR_URL}/${path}`);
+    await page.getByRole("heading", { level: 1 }).waitFor();
+    await page.waitForTimeout(800);
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+    expect(wide <= PHONE.width, `${path} is ${wide} px wide on a phone`);
+    await shot(page, `phone-${path}`);
+  }
+}
+
+async function tour(page) {
+  watch(page);
+  await logIn(page);
+  await checkLive(page);
+  await page.waitForTimeout(2_500); // one telemetry report
+  for (const name of PAGES) await visit(page, name);
+  await openDetails(page);
+  await converse(page);
+  await findWithPalette(page);
+  await inDark(page);
+  await onPhone(page);
+  expect(problems.length === 0, problems.join("\n"));
+}
+
+mkdirSync(out, { recursive: true });
+const browser = await chromium.launch({
+  executablePath: process.env.TOUR_CHROMIUM ?? "/usr/bin/chromium",
+  args: ["--no-sandbox", "--disable-background-networking", "--disable-component-update"],
+});
+try {
+  const page = await browser.newPage({ viewport: DESKTOP, colorScheme: "light" });
+  await tour(page).catch(async (error) => {
+    await shot(page, "failed");
+    throw error;
+  });
+  console.log(`tour: ${PAGES.length + 1} pages visited, no error; screenshots in ${out}`);
+} catch (error) {
+  console.error(`tour failed: ${error.message}`);
+  process.exitCode = 1;
+} finally {
+  await browser.close();
+}

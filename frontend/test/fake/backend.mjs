@@ -1,0 +1,327 @@
+/**
+ * The public API in memory, as far as the dashboard uses it.
+ *
+ * `handle(request)` is the network boundary that the tests replace `fetch` with and that
+ * `fakeserver.mjs` serves; `onEvent` tells of every event that a write appends.
+ */
+import { model, newState, tenant, version } from "./data.mjs";
+
+const PASSWORD = "correct horse";
+const CSRF = "csrf-1";
+
+class Refusal extends Error {
+  constructor(status, code, detail, errors = []) {
+    super(detail);
+    Object.assign(this, { status, code, errors });
+  }
+}
+
+export class FakeBackend {
+  constructor({ gatewayUrl = "http://gateway.test", state = newState() } = {}) {
+    this.state = state;
+    this.gatewayUrl = gatewayUrl;
+    this.user = null;
+    this.role = "admin";
+    this.calls = [];
+    this.onEvent = () => {};
+  }
+
+  /** `{method, path, query, headers, body}` -> `{status, headers, body}`. */
+  handle(request) {
+    this.calls.push(request);
+    try {
+      return this.answer(request);
+    } catch (error) {
+      if (!(error instanceof Refusal)) throw error;
+      const { status, code, errors } = error;
+      const titles = { 401: "Not authenticated", 404: "Not found", 412: "Precondition failed" };
+      const problem = {
+        type: "about:blank",
+        title: titles[status] ?? "Bad request",
+        status,
+        code,
+        detail: error.message,
+        request_id: "req-fake",
+        errors,
+      };
+      return { status, headers: { "Content-Type": "application/problem+json" }, body: problem };
+    }
+  }
+
+  answer(request) {
+    const path = request.path.replace(/^\/api\/v1\//, "").replace(/\/$/, "");
+    const parts = path.split("/").map(decodeURIComponent);
+    if (parts[0] === "session") return this.session(request);
+    if (this.user === null) throw new Refusal(401, "not_authenticated", "Log in.");
+    if (request.method === "GET") return this.read(parts, request.query);
+    if (request.headers["x-csrftoken"] !== CSRF) {
+      throw new Refusal(403, "csrf_failed", "Send the CSRF token as X-CSRFToken.");
+    }
+    return this.write(parts, request);
+  }
+
+  session({ method, body }) {
+    if (method === "DELETE") {
+      this.user = null;
+      return { status: 204, headers: {} };
+    }
+    if (method === "POST") {
+      if (body.password !== PASSWORD) {
+        throw new Refusal(401, "invalid_credentials", "User name or password is wrong.");
+      }
+      this.user = body.username;
+    }
+    if (this.user === null) throw new Refusal(401, "not_authenticated", "Nobody is logged in.");
+    return ok({ username: this.user, role: this.role, tenant_id: "", csrf_token: CSRF });
+  }
+
+  // --- reads ----------------------------------------------------------------------------------
+
+  read([kind, id, sub], query) {
+    const found = () => this.find(kind, id);
+    if (kind === "status") return ok(this.status());
+    if (kind === "events") return this.page(this.events(query), query, "after");
+    if (kind === "requests" && id) return ok(found());
+    if (kind === "requests") return this.page(this.requests(query), query, "after");
+    if (kind === "decisions" && id) return ok(found());
+    if (kind === "decisions") return this.page(this.state.decisions, query, "before");
+    if (kind === "placements") {
+      return this.list(this.state.nodes.flatMap((node) => node.replicas));
+    }
+    if (!id) return this.list(this.state[kind] ?? missing(kind));
+    if (kind === "tenants" && sub === "keys") return this.list(this.state.keys[id] ?? []);
+    if (kind === "tenants" && sub === "budget") return this.tagged(budgetOf(found()), kind, id);
+    return this.tagged(found(), kind, id);
+  }
+
+  find(kind, id) {
+    const names = ["node_id", "tenant_id", "decision_id", "request_id", "name"];
+    const row = this.state[kind]?.find((each) => names.some((name) => each[name] === id));
+    return row ?? missing(`${kind.slice(0, -1)} '${id}'`);
+  }
+
+  status() {
+    return {
+      position: this.state.position,
+      head: this.state.position,
+      projection_lag: 0,
+      leader: "controller-c1",
+      gateway_url: this.gatewayUrl,
+      version: "0.1.0",
+      cluster_id: "engine",
+      ready: true,
+    };
+  }
+
+  events({ stream, type, actor, order, after }) {
+    const rows = this.state.events.filter(
+      (event) =>
+        (!stream || event.stream === stream) &&
+        (!type || event.type === type) &&
+        (!actor || event.actor === actor),
+    );
+    if (order !== "desc") return rows.filter((event) => event.position > Number(after ?? 0));
+    return rows.filter((event) => !after || event.position < Number(after)).reverse();
+  }
+
+  requests({ request_id, tenant: tenant_id, model: name, outcome, after }) {
+    return this.state.requests.filter(
+      (row) =>
+        (!request_id || row.request_id === request_id) &&
+        (!tenant_id || row.tenant_id === tenant_id) &&
+        (!name || [row.version_id, row.requested_model].includes(name)) &&
+        (!outcome || row.outcome === outcome) &&
+        (!after || row.position < Number(after)),
+    );
+  }
+
+  page(rows, query, cursor) {
+    const limit = Number(query.limit ?? 50);
+    const results = rows.slice(0, limit);
+    const last = results.at(-1)?.position;
+    const next =
+      rows.length > limit ? `?${new URLSearchParams({ ...query, [cursor]: last })}` : null;
+    return ok({ next, previous: null, results }, this.at());
+  }
+
+  list(results) {
+    return ok({ count: results.length, next: null, previous: null, results }, this.at());
+  }
+
+  tagged(body, kind, id) {
+    return ok(body, { ...this.at(), ETag: `"${this.versionOf(kind, id)}"` });
+  }
+
+  at() {
+    return { "X-Log-Position": String(this.state.position) };
+  }
+
+  versionOf(kind, id) {
+    return this.state.versions[`${kind}/${id}`] ?? 1;
+  }
+
+  // --- writes ---------------------------------------------------------------------------------
+
+  write(parts, request) {
+    const [kind, id] = parts;
+    if (kind === "tickets") return ok(this.ticket(), {}, 201);
+    if (!id) return this.create(kind, request);
+    const expected = request.headers["if-match"];
+    const actual = this.versionOf(kind, id);
+    if (expected && expected !== `"${actual}"`) {
+      throw new Refusal(412, "version_conflict", `${id} is at version ${actual}.`);
+    }
+    const [type, extra] = this.change(parts, request);
+    return this.appended(kind, id, type, request.body ?? {}, extra);
+  }
+
+  ticket() {
+    const expires_at = Date.now() / 1000 + 600;
+    return { ticket: "tkt_fake", expires_at, gateway_url: this.gatewayUrl };
+  }
+
+  create(kind, { body }) {
+    if (!/^[a-z0-9][a-z0-9._-]{0,62}$/.test(body.name ?? "")) {
+      const detail = "A name is 1 to 63 of a-z, 0-9, '.', '_' and '-'.";
+      throw new Refusal(400, "invalid_name", detail, [{ pointer: "/name", detail, code: "x" }]);
+    }
+    const now = Date.now() / 1000;
+    if (kind === "tenants") {
+      this.state.tenants.push(tenant(body.name, { tier: body.tier, num_keys: 0, created_at: now }));
+      this.state.keys[body.name] = [];
+      return this.appended(kind, body.name, "TenantCreated", body);
+    }
+    if (kind === "models") {
+      this.state.models.push(model(body.name, [], { created_at: now }));
+      return this.appended(kind, body.name, "ModelRegistered", body);
+    }
+    this.state.routes.push({ ...body, created_at: now, updated_at: now });
+    return this.appended(kind, body.name, "RouteCreated", body);
+  }
+
+  change([kind, id, sub, subId, action], { method, body }) {
+    const row = this.find(kind, id);
+    switch (`${method} ${kind} ${sub ?? ""} ${action ?? ""}`.trim()) {
+      case "POST nodes drain":
+        row.draining = true;
+        return ["NodeDrainStarted"];
+      case "POST nodes undrain":
+        row.draining = false;
+        return ["NodeDrainEnded"];
+      case "PUT routes":
+        Object.assign(row, body);
+        return ["RouteArmsChanged"];
+      case "DELETE routes":
+        this.state.routes = this.state.routes.filter((route) => route !== row);
+        return ["RouteDeleted"];
+      case "POST models versions":
+        row.versions.push(
+          version(id, body.version, { ...body, status: "loading", ready_replicas: 0 }),
+        );
+        row.default_version ??= body.version;
+        return ["ModelVersionAdded"];
+      case "POST models versions scale":
+        Object.assign(byVersion(row, subId), body);
+        return ["ModelVersionScaled"];
+      case "POST models versions retire":
+        Object.assign(byVersion(row, subId), { retired: true, status: "retired" });
+        return ["ModelVersionRetired"];
+      case "POST models versions default":
+        row.default_version = subId;
+        return ["ModelDefaultVersionSet"];
+      case "POST models aliases":
+        row.aliases.push(body.alias);
+        return ["ModelAliasAdded"];
+      case "DELETE models aliases":
+        row.aliases = row.aliases.filter((alias) => alias !== subId);
+        return ["ModelAliasRemoved"];
+      case "PUT models access":
+        row.access = { public: body.public, tenants: body.tenants };
+        return ["ModelAccessChanged"];
+      default:
+        return this.changeTenant(row, `${method} ${sub ?? ""}`.trim(), subId, body);
+    }
+  }
+
+  changeTenant(row, order, keyId, body) {
+    const keys = this.state.keys[row.tenant_id] ?? missing("order");
+    switch (order) {
+      case "PATCH":
+        row.tier = body.tier;
+        return ["TenantTierChanged"];
+      case "POST suspend":
+        Object.assign(row, { suspended: true, suspended_reason: body.reason });
+        return ["TenantSuspended"];
+      case "POST resume":
+        row.suspended = false;
+        return ["TenantResumed"];
+      case "PUT budget":
+        Object.assign(row, { budget_tokens: body.tokens, budget_period: body.period });
+        return ["TenantBudgetSet"];
+      case "DELETE keys":
+        keys.find((key) => key.key_id === keyId).revoked = true;
+        return ["ApiKeyRevoked"];
+      case "POST keys":
+        return this.issueKey(row, keys, body);
+      default:
+        return missing("order");
+    }
+  }
+
+  issueKey(row, keys, { name, scopes, expires_at }) {
+    const key_id = (0xa1b2c3d4e500 + keys.length).toString(16);
+    const shown = { key_id, last4: "cret" };
+    const created_at = Date.now() / 1000;
+    keys.push({
+      ...shown,
+      tenant_id: row.tenant_id,
+      name,
+      scopes,
+      expires_at: expires_at ?? null,
+      revoked: false,
+      created_at,
+      last_used_at: null,
+    });
+    row.num_keys += 1;
+    return ["ApiKeyIssued", { ...shown, secret: `sk_${key_id}.top-secret` }];
+  }
+
+  appended(kind, id, type, data, extra = {}) {
+    const key = `${kind}/${id}`;
+    this.state.versions[key] = this.versionOf(kind, id) + 1;
+    this.append(`${kind.slice(0, -1)}-${id}`, type, data, `user:${this.user}`);
+    const receipt = { id, version: this.state.versions[key], changed: true, dry_run: false };
+    return ok({ ...receipt, events: [], ...extra }, this.at(), extra.secret ? 201 : 200);
+  }
+
+  append(stream, type, data, actor) {
+    this.state.position += 1;
+    const { position } = this.state;
+    const recorded_at = Date.now() / 1000;
+    const hash = position.toString(16).padStart(64, "0");
+    const { reason = "" } = data;
+    const event = { position, stream, version: 1, type, data, actor, reason, recorded_at, hash };
+    this.state.events.push(event);
+    this.onEvent(event);
+    return event;
+  }
+}
+
+function ok(body, headers = {}, status = 200) {
+  return { status, headers: { "Content-Type": "application/json", ...headers }, body };
+}
+
+function missing(what) {
+  throw new Refusal(404, "not_found", `There is no ${what}.`);
+}
+
+function byVersion(row, name) {
+  return row.versions.find((each) => each.version === name) ?? missing("version");
+}
+
+function budgetOf({ budget_tokens, budget_period }) {
+  const spent = 1_284_310;
+  const reserved = 2_560;
+  const remaining = budget_tokens === null ? null : budget_tokens - spent - reserved;
+  return { tokens: budget_tokens, period: budget_period, spent, reserved, remaining };
+}

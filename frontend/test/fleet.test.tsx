@@ -1,0 +1,80 @@
+import { act, screen, within } from "@testing-library/react";
+import { expect, test } from "vitest";
+import { dialog, greet, open, press, type } from "./harness";
+
+const GIB = 2 ** 30;
+
+function telemetry(utilization: number, generated: number, at: number) {
+  return {
+    type: "telemetry",
+    node_id: "n1",
+    at,
+    devices: [{ index: 0, utilization, temperature_c: 61, memory_used_bytes: GIB }],
+    replicas: [
+      {
+        replica_id: "smollm2.v1.g3.0",
+        version_id: "smollm2@v1",
+        device_index: 0,
+        generated_tokens: generated,
+      },
+    ],
+  };
+}
+
+test("each node shows its devices with the memory that replicas hold", async () => {
+  await open("/fleet");
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  within(node).getByRole("img", { name: "Memory: 1.5 GiB of 4.0 GiB held by 1 replicas" });
+  within(node).getByText("smollm2@v1");
+  within(node).getByText("loading");
+});
+
+test("telemetry moves the figures without asking the server again", async () => {
+  const harness = await open("/fleet");
+  const socket = greet(harness);
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  const before = harness.backend.calls.length;
+  act(() => socket.receive(telemetry(0.25, 100, 10)));
+  act(() => socket.receive(telemetry(0.75, 300, 12)));
+  within(node).getByRole("img", { name: "Utilisation 75 %" });
+  within(node).getByText("75 % · 61 °C");
+  expect(screen.getByText("tokens per second").previousSibling?.textContent).toBe("100");
+  expect(harness.backend.calls.length).toBe(before);
+});
+
+test("draining asks first, sends the reason and shows the node as draining", async () => {
+  const { backend } = await open("/fleet");
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  press("Drain", node);
+  await dialog("Drain n1");
+  type("Reason", "new driver");
+  press("Drain node");
+  await within(node).findByText("draining");
+  const call = backend.calls.findLast((each) => each.method === "POST");
+  expect(call?.body).toEqual({ reason: "new driver" });
+  expect(call?.headers["x-csrftoken"]).toBe("csrf-1");
+  expect(call?.headers["idempotency-key"]).toMatch(/^[0-9a-f]{32}$/);
+});
+
+test("the open node is in the URL, and a link to it opens it", async () => {
+  await open("/fleet?node=n2");
+  const drawer = await dialog("Node n2");
+  within(drawer).getByText("rack-b");
+  within(drawer).getByRole("table", { name: "Replicas on this node" });
+});
+
+test("a viewer is offered no order", async () => {
+  await open("/fleet", { role: "viewer" });
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  expect(within(node).queryByRole("button", { name: "Drain" })).toBeNull();
+});
+
+test("an empty fleet names the command that starts an agent", async () => {
+  await open("/fleet", {
+    prepare: (backend) => {
+      backend.state.nodes = [];
+    },
+  });
+  await screen.findByRole("heading", { name: "No node has joined" });
+  screen.getByText(/python -m gpuagent --node-id n1/);
+});

@@ -1,0 +1,48 @@
+import { fireEvent, screen } from "@testing-library/react";
+import { expect, test } from "vitest";
+import { safeNext } from "@/pages/login/LoginPage";
+import { open, press } from "./harness";
+
+function fill(username: string, password: string): void {
+  fireEvent.change(screen.getByLabelText(/Username/), { target: { value: username } });
+  fireEvent.change(screen.getByLabelText(/^Password/), { target: { value: password } });
+  press("Sign in");
+}
+
+test("whoever is not signed in is asked to, and comes back to the page asked for", async () => {
+  await open("/tenants", { signedIn: false });
+  expect(screen.getByRole("heading", { name: "Sign in to Engine" })).toBeDefined();
+  fill("admin", "correct horse");
+  await screen.findByRole("heading", { name: "Tenants" });
+  await screen.findByRole("link", { name: "acme" });
+});
+
+test("a wrong password is answered in the server's words", async () => {
+  await open("/", { signedIn: false });
+  fill("admin", "wrong");
+  expect((await screen.findByRole("alert")).textContent).toContain(
+    "User name or password is wrong.",
+  );
+});
+
+test("a session that ends sends the page to the login", async () => {
+  const { backend } = await open("/routes");
+  await screen.findByRole("article", { name: "Route chat" });
+  backend.user = null;
+  press("Edit");
+  await screen.findByRole("heading", { name: "Sign in to Engine" });
+});
+
+test("signing out leads to the login", async () => {
+  await open("/fleet");
+  press("Account and theme");
+  fireEvent.click(await screen.findByRole("menuitem", { name: "Sign out" }));
+  await screen.findByRole("heading", { name: "Sign in to Engine" });
+});
+
+test("only a path of this site is followed after the login", () => {
+  expect(safeNext("/events?type=NodeLost")).toBe("/events?type=NodeLost");
+  for (const bad of ["//evil.test", "https://evil.test", "/\\evil.test", undefined]) {
+    expect(safeNext(bad)).toBe("/fleet");
+  }
+});

@@ -1,0 +1,76 @@
+import { fireEvent, screen, within } from "@testing-library/react";
+import { expect, test } from "vitest";
+import { dialog, open, press, type } from "./harness";
+
+test("the table shows the worst state, and ready of desired replicas", async () => {
+  await open("/models");
+  const table = await screen.findByRole("table", { name: "Models" });
+  const row = (await within(table).findByRole("link", { name: "big" })).closest("tr");
+  expect(row?.textContent).toContain("unplaced");
+  expect(row?.textContent).toContain("0 / 1");
+});
+
+test("a registered model leads straight to adding its first version", async () => {
+  const { backend } = await open("/models");
+  press("Register model");
+  await dialog("Register model");
+  type(/^Name/, "mistral");
+  press("Register");
+  await dialog("Add version to mistral");
+  type(/^Source/, "hf://mistralai/tiny@main");
+  press("Add version", screen.getByRole("dialog"));
+  await screen.findByRole("button", { name: "v1" });
+  const spec = backend.state.models.at(-1).versions[0];
+  expect(spec.source).toBe("hf://mistralai/tiny@main");
+  expect(spec.gpu_memory).toBe(2 ** 30);
+});
+
+test("a refused name is shown with the server's rule, and the dialog stays", async () => {
+  await open("/models");
+  press("Register model");
+  const box = await dialog("Register model");
+  type(/^Name/, "No Spaces");
+  press("Register");
+  const alert = await within(box).findByRole("alert");
+  expect(alert.textContent).toContain("A name is 1 to 63");
+  expect(alert.textContent).toContain("invalid_name");
+});
+
+test("scaling sends the version's new bounds with the model's ETag", async () => {
+  const { backend } = await open("/models/smollm2?version=v1");
+  await dialog("smollm2@v1");
+  press("Scale");
+  const box = await dialog("Scale smollm2@v1");
+  type("Minimum replicas", "3", box);
+  press("Scale", box);
+  await screen.findByText("smollm2@v1 scales between 3 and 3");
+  const call = backend.calls.findLast((each) => each.method === "POST");
+  expect(call?.path).toBe("/api/v1/models/smollm2/versions/v1/scale/");
+  expect(call?.headers["if-match"]).toBe('"1"');
+  expect(call?.body).toEqual({ min_replicas: 3, max_replicas: 3 });
+});
+
+test("an edit that somebody overtook overwrites nothing and says so", async () => {
+  const { backend } = await open("/models/smollm2?version=v2");
+  await dialog("smollm2@v2");
+  press("Retire");
+  const box = await dialog("Retire smollm2@v2");
+  backend.state.versions["models/smollm2"] = 7;
+  press("Retire version", box);
+  const alert = await within(box).findByRole("alert");
+  expect(alert.textContent).toContain("Changed meanwhile");
+  expect(backend.state.models[0].versions[1].retired).toBe(false);
+  press("Load the current state", box);
+  await screen.findByRole("button", { name: "Retire version" });
+});
+
+test("aliases are added and removed", async () => {
+  const { backend } = await open("/models/smollm2");
+  press(await screen.findByText("Add alias").then(() => "Add alias"));
+  await dialog("Add alias of smollm2");
+  type(/^Alias/, "chatty");
+  press("Add alias", screen.getByRole("dialog"));
+  fireEvent.click(await screen.findByRole("button", { name: "Remove alias chatty" }));
+  await screen.findByText("Alias chatty is removed");
+  expect(backend.state.models[0].aliases).toEqual(["gpt-small"]);
+});
