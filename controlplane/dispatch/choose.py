@@ -12,7 +12,8 @@ For request r and a replica on node g (Hanzo GPU Inference, section on routing):
     health   w1 (1 - U) + w2 free/total memory + w3 (1 - T/T_max) + w4 / (1 + Q)
 
 Health breaks ties between equal costs; it is not part of the cost, which stays in seconds. A
-replica that cannot take the request is rejected with a code, never just expensive.
+replica that cannot take the request is rejected with a code, never just expensive. One on a
+draining node is rejected while there is any other; it serves alone until its replacement is ready.
 
 Worked example, 100 prompt tokens, 10 output, rate 1000/s, step 20 ms, U = 0.5 on both::
 
@@ -30,6 +31,7 @@ from controlplane.dispatch.refusals import NotReady
 
 UNMEASURED_PREFILL_TOKENS_PER_S = 1000.0
 UNMEASURED_STEP_S = 0.03
+DRAINING = ("node_draining", "the node is being drained")
 MAX_COUNTED_OUTPUT = 128  # most requests end long before max_tokens; more would drown the rest
 
 
@@ -128,15 +130,19 @@ def choose(
     Raises NotReady, saying why each replica was rejected, if none is left.
     """
     scored: list[Scored] = []
+    draining: list[Scored] = []
     rejected: list[RejectedReplica] = []
     for view in candidates:
         refusal = _refusal(view, request, weights, excluded)
         if refusal:
             rejected.append(RejectedReplica(view.replica_id, view.node_id, *refusal))
         else:
-            scored.append(score(view, request, weights))
-    if not scored:
+            (draining if view.draining else scored).append(score(view, request, weights))
+    if not scored and not draining:
         raise _not_ready(rejected)
+    if scored:
+        rejected += [RejectedReplica(one.replica_id, one.node_id, *DRAINING) for one in draining]
+    scored = scored or draining
     scored.sort(key=lambda one: (one.cost, -one.health, one.replica_id))
     best = scored[0]
     return Choice(best.replica_id, best.node_id, best.terms, tuple(scored), tuple(rejected))
@@ -207,8 +213,6 @@ def _refusal(
         return "not_ready", f"the replica is {view.state}"
     if view.node_status != "ready":
         return f"node_{view.node_status}", f"the node is {view.node_status}"
-    if view.draining:
-        return "node_draining", "the node is being drained"
     if view.age_s is None or view.age_s > weights.stale_s:
         age = "never" if view.age_s is None else f"{view.age_s:.1f} s ago"
         return "stale", f"last heard {age}, allowed are {weights.stale_s:g} s"

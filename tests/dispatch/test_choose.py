@@ -98,7 +98,6 @@ def test_hot_nodes_slow_down_from_75_to_the_limit() -> None:
         ({"node_status": "suspect"}, "node_suspect"),
         ({"node_status": "lost"}, "node_lost"),
         ({"node_status": "absent"}, "node_absent"),
-        ({"draining": True}, "node_draining"),
         ({"age_s": None}, "stale"),
         ({"age_s": 6.1}, "stale"),
         ({"temperature_c": 83.0}, "too_hot"),
@@ -116,6 +115,15 @@ def test_who_cannot_take_it_is_rejected_with_the_reason(
     with pytest.raises(NotReady, match=code) as refusal:
         choose([bad], REQUEST)
     assert refusal.value.retry_after
+
+
+def test_a_draining_node_serves_only_while_it_is_the_only_one() -> None:
+    """Even an expensive other replica is preferred; a replacement still loading is none."""
+    draining = replace(A, draining=True)
+    choice = choose([draining, replace(B, num_waiting=50)], REQUEST)
+    assert choice.replica_id == "b"
+    assert [(one.replica_id, one.code) for one in choice.rejected] == [("a", "node_draining")]
+    assert choose([draining, replace(B, state="loading")], REQUEST).replica_id == "a"
 
 
 def test_a_replica_that_failed_this_request_is_not_asked_again() -> None:
@@ -167,4 +175,4 @@ def test_the_order_of_candidates_never_matters(candidates: list[ReplicaView]) ->
     assert len(choice.candidates) + len(choice.rejected) == len(candidates)
     assert min(one.cost for one in choice.candidates) == choice.candidates[0].cost
     won = next(view for view in candidates if view.replica_id == choice.replica_id)
-    assert won.state == "ready" and won.node_status == "ready" and not won.draining
+    assert won.state == "ready" and won.node_status == "ready"

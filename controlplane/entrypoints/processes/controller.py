@@ -139,7 +139,7 @@ class Controller:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._on("lease", self._give_back), 2)
         if self.bus is not None:
-            await self.bus.close()
+            await self.bus.close(deadline_s=1.0)
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)
 
