@@ -5,8 +5,8 @@ in-memory one (``adapters.memory``) included.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -35,7 +35,7 @@ class EventMeta:
     reason: str = ""
 
 
-class RecordedEvent(msgspec.Struct, frozen=True):
+class RecordedEvent(msgspec.Struct, frozen=True, gc=False):
     """One stored event. ``hash`` chains: SHA-256(previous hash || canonical record).
 
     A Struct and not a dataclass: a follower makes 100,000 of these a second.
@@ -91,8 +91,9 @@ class Appended:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
+    """The last position and its hash."""
+
     position: int
     hash: bytes
 
@@ -226,25 +227,3 @@ class Ledger(Protocol):
         """Record the end, capture what was used, release the rest. False if already settled."""
 
     async def close(self) -> None: ...
-
-
-# --- the bus ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DesiredReplica:
-    """One replica in a node's desired state, free of the wire format."""
-
-    replica_id: str
-    version_id: str
-    device_index: int
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DesiredNode:
-    node_id: str
-    epoch: int
-    generation: int
-    drain: bool
-    replicas: tuple[DesiredReplica, ...] = field(default_factory=tuple)
