@@ -69,14 +69,14 @@ def _seed(stack: Stack) -> None:
     alias = model.AddAlias("fast", "quick", 0.0)
     stack.order(model.DECIDER, "model-fast", alias)
     key = stack.add_tenant("acme")
-    stack.keys = {"acme": key, "other": stack.add_tenant("other")}  # type: ignore[attr-defined]
+    stack.keys = {"acme": key, "other": stack.add_tenant("other")}
     for name in ("fast", "slow", "ends"):
         stack.wait_for(name, key)
 
 
 @pytest.fixture(scope="session")
 def key(stack: Stack) -> str:
-    return str(stack.keys["acme"])  # type: ignore[attr-defined]
+    return stack.keys["acme"]
 
 
 @pytest.fixture

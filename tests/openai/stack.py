@@ -116,6 +116,7 @@ class Stack:
             "ENGINE_NATS_CREDS": str(self.nats.control_creds),
             **extra,
         }
+        self.keys: dict[str, str] = {}  # API key by tenant
         self.gateway = GatewayProcess(directory, self.environment)
 
     def start(self) -> None:

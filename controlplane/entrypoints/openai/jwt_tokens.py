@@ -197,6 +197,8 @@ def _checked_claims(payload: dict[str, Any], now: float) -> Claims:
         raise _invalid()
     if payload["iat"] > now + LEEWAY_S:
         raise _invalid()
+    if payload["exp"] <= now - LEEWAY_S:
+        raise Refused("token_expired", "The token has expired.")
     owner = payload.get("owner")
     if not isinstance(owner, str) or not owner:
         raise Refused("no_org", "The token names no owner.")

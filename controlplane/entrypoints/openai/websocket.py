@@ -89,6 +89,9 @@ def _refusal(
 ) -> Refused | None:
     if scope["path"] != PATH:
         return Refused("not_found", "There is no such path.")
+    names = [name for name, _ in scope["headers"]]
+    if names.count(b"host") > 1 or names.count(b"authorization") > 1:
+        return Refused("repeated_header", "A header that must be single is repeated.")
     if not host_is_allowed(headers.get(b"host", b""), allowed_hosts):
         return Refused("bad_host", "The Host header names no host of this service.")
     if scope["query_string"]:

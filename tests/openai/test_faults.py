@@ -1,0 +1,193 @@
+"""What happens to requests when a part dies under them; each test breaks a stack of its own."""
+
+import shutil
+import signal
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from django.conf import settings
+
+from tests.conftest import pointed_at
+from tests.openai.conftest import FAST, SLOW
+from tests.openai.ledger import record_of, requests_of
+from tests.openai.stack import Stack, until
+from tests.openai.wire import HELLO, events
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def broken(migrated_file: Path, tmp_path: Path, django_db_blocker: Any) -> Iterator[Stack]:
+    """Two nodes, each with a replica of ``slow``; ``fast`` runs on the first."""
+    path = tmp_path / "engine.sqlite3"
+    shutil.copy(migrated_file, path)
+    with django_db_blocker.unblock(), pointed_at(path):
+        stack = Stack(tmp_path, settings.SECRET_KEY)
+        try:
+            stack.start()
+            stack.keys["acme"] = stack.add_tenant("acme")
+            stack.add_version("slow", SLOW)
+            stack.add_version("fast", FAST)
+            for node_id in ("n1", "n2"):
+                stack.add_agent(node_id)
+                stack.place("slow", SLOW, node_id)
+            stack.place("fast", FAST, "n1")
+            for name in ("slow", "fast"):
+                stack.wait_for(name, stack.keys["acme"])
+            yield stack
+        finally:
+            stack.stop()
+
+
+def streamed(stack: Stack, max_tokens: int, seconds: float = 60) -> httpx.Response:
+    body = {"model": "slow", "messages": HELLO, "max_tokens": max_tokens, "stream": True}
+    headers = {"Authorization": f"Bearer {stack.keys['acme']}"}
+    return httpx.post(
+        stack.gateway.url + CHAT, json=body, headers=headers, timeout=seconds, verify=False
+    )
+
+
+def in_background(stack: Stack, count: int, max_tokens: int) -> tuple[ThreadPoolExecutor, Any]:
+    pool = ThreadPoolExecutor(count)
+    return pool, [pool.submit(streamed, stack, max_tokens) for _ in range(count)]
+
+
+def wait_for_tokens(stack: Stack, count: int) -> None:
+    """Until that many requests are live and noted to have produced tokens."""
+    sql = "SELECT COUNT(*) FROM ledger_request WHERE outcome = '' AND progress_tokens > 0"
+
+    def producing() -> bool:
+        with sqlite3.connect(stack.directory / "engine.sqlite3") as connection:
+            return bool(connection.execute(sql).fetchone()[0] >= count)
+
+    until(producing, 20)
+
+
+def test_a_lost_node_ends_its_streams_with_a_typed_error(broken: Stack) -> None:
+    """Streams on the dead node end as engine_lost, those on the other go on; all are settled."""
+    pool, futures = in_background(broken, 8, 200)
+    wait_for_tokens(broken, 8)
+    nodes = {row["node_id"] for row in requests_of(broken, "acme")}
+    broken.agents["n2"].stop(signal.SIGKILL)
+    answers = [future.result(60) for future in futures]
+    pool.shutdown()
+    ends = []
+    for answer in answers:
+        chunks = events(answer.text)
+        assert chunks[-1] == "[DONE]"
+        row = record_of(broken, answer.headers["x-engine-request-id"])
+        node = answer.headers["x-engine-node"]
+        code = chunks[-2].get("error", {}).get("code", "")
+        ends.append((node, row["outcome"], row["error_code"], code))
+        assert row["num_output_tokens"] > 0
+    assert {end for end in ends if end[0] == "n2"} == {
+        ("n2", "error", "engine_lost", "engine_lost")
+    }
+    assert {end for end in ends if end[0] == "n1"} == {("n1", "ok", "", "")}
+    assert nodes <= {"", "n1", "n2"}
+
+
+def test_a_request_not_yet_begun_moves_to_another_node(broken: Stack) -> None:
+    """While telemetry still believes in the dead node, requests sent there are sent again."""
+    broken.agents["n2"].stop(signal.SIGKILL)
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: streamed(broken, 3), range(12)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.headers["x-engine-node"] for answer in answers} == {"n1"}
+    rows = [row for row in requests_of(broken, "acme") if row["num_output_tokens"] == 3]
+    assert max(row["attempts"] for row in rows) == 2
+
+
+def test_sigterm_lets_short_streams_end_and_fails_long_ones_typed(broken: Stack) -> None:
+    """Within eight seconds; every stream has DONE and every request its record."""
+    pool, (long,) = in_background(broken, 1, 2000)
+    wait_for_tokens(broken, 1)
+    short_pool, (short,) = in_background(broken, 1, 20)
+    time.sleep(0.5)
+    began = time.monotonic()
+    assert broken.gateway.stop() == 0
+    assert time.monotonic() - began < 8
+    assert events(short.result().text)[-2]["choices"][0]["finish_reason"] == "length"
+    ending = events(long.result().text)[-2:]
+    assert ending[0]["error"]["code"] == "shutting_down" and ending[1] == "[DONE]"
+    pool.shutdown()
+    short_pool.shutdown()
+    rows = requests_of(broken, "acme")
+    assert all(row["outcome"] for row in rows)
+    assert [row["outcome"] for row in rows if row["num_output_tokens"] > 30] == ["error"]
+
+
+def test_a_killed_gateways_requests_are_closed_by_the_next(broken: Stack) -> None:
+    """As unknown, with the tokens last noted; no reservation is left."""
+    pool, futures = in_background(broken, 3, 2000)
+    wait_for_tokens(broken, 3)
+    broken.gateway.stop(signal.SIGKILL)
+    broken.gateway.start()
+    for future in futures:
+        assert isinstance(future.exception(30), httpx.HTTPError)
+    pool.shutdown()
+    rows = [row for row in requests_of(broken, "acme") if row["max_output_tokens"] == 2000]
+    assert [row["outcome"] for row in rows] == ["unknown"] * 3
+    assert all(row["num_output_tokens"] == row["progress_tokens"] > 0 for row in rows)
+    assert all(row["outcome"] for row in requests_of(broken, "acme"))
+
+
+def test_without_the_bus_requests_are_refused_soon(broken: Stack) -> None:
+    """503 within two seconds, and served again after the bus is back."""
+    broken.nats.stop(kill=True)
+    began = time.monotonic()
+    answer = streamed(broken, 2)
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert answer.json()["error"]["code"] in ("bus_unavailable", "model_not_ready", "engine_lost")
+    assert time.monotonic() - began < 2
+    assert httpx.get(f"{broken.gateway.url}/readyz", verify=False).status_code == 503
+    broken.nats.start()
+    until(lambda: streamed(broken, 2).status_code == 200, 20, 0.3)
+
+
+def test_without_the_ledger_nothing_is_served(broken: Stack) -> None:
+    """A writer that holds the database: 503 audit_unavailable, no token; then all is well again."""
+    path = broken.directory / "engine.sqlite3"
+    holder = sqlite3.connect(path, isolation_level=None, timeout=10)
+    holder.execute("BEGIN EXCLUSIVE")
+    answer = streamed(broken, 2)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "audit_unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+    holder.execute("ROLLBACK")
+    holder.close()
+    until(lambda: streamed(broken, 2).status_code == 200, 10, 0.2)
+
+
+def test_a_reader_that_never_reads_is_cut_and_others_go_on(broken: Stack) -> None:
+    """After half a minute; its generation is stopped and on record, memory stays bounded."""
+    body = b'{"model":"fast","prompt":"x","max_tokens":1000,"n":8,"stream":true,"logprobs":20}'
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {broken.keys['acme']}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    readers = []
+    for _ in range(4):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", broken.gateway.port))
+        connection.sendall(head.encode() + body)
+        readers.append(connection)
+    began = time.monotonic()
+
+    def cut() -> bool:
+        rows = [row for row in requests_of(broken, "acme") if row["max_output_tokens"] == 8000]
+        return len(rows) == 4 and all(row["error_code"] == "slow_reader" for row in rows)
+
+    until(cut, 50, 0.5)
+    assert time.monotonic() - began > 25
+    assert streamed(broken, 2).status_code == 200
+    for connection in readers:
+        connection.close()
