@@ -38,6 +38,7 @@ from controlplane.domain.event_types import (
     type_of,
 )
 
+_encodable = msgspec.json.Encoder().encode
 KEY_SECONDS = 24 * 3600.0
 
 # ``chain.Columns`` and the hash
@@ -59,7 +60,7 @@ def prepare(append: Append) -> Prepared:
 
     A lone surrogate cannot be stored. NaN can, as null, and would stop every reader for ever.
     """
-    msgspec.json.encode((append.stream, append.meta, append.idempotency))
+    _encodable((append.stream, append.meta, append.idempotency))
     return Prepared(append, tuple([_body(event) for event in append.events]))
 
 
@@ -152,14 +153,14 @@ def recorded_events(rows: Iterable[Row]) -> list[RecordedEvent]:
 
 
 def _recorded_event(row: Row) -> RecordedEvent:
-    position, stream, version, event_id, kind, schema, data, *about, recorded_at, digest = row
+    position, stream, version, event_id, kind, schema, data = row[:7]
     try:
         event = decode(kind, schema, data)
     except ValueError as error:  # not JSON, not UTF-8, or not of this type
         raise IntegrityError(position, "the stored data cannot be decoded") from error
-    meta = _meta(*about)
+    meta = _meta(*row[7:12])
     return RecordedEvent(
-        position, stream, version, event_id, kind, schema, data, meta, recorded_at, digest, event
+        position, stream, version, event_id, kind, schema, data, meta, row[12], row[13], event
     )
 
 

@@ -26,7 +26,7 @@ from controlplane.domain.decider import Event
 Key = str | int
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One row of a read model. ``indexed`` fields can be searched by; ``history`` rows are only
     ever added and no handler reads them, so a projector need not keep them in memory."""
 

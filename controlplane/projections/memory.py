@@ -25,16 +25,15 @@ class MemoryRows:
     def put(self, row: Row) -> None:
         table, key = type(row), key_of(row)
         rows = self._tables[table]
-        self._unindex(table, key, rows.get(key), row)
+        if table.indexed:
+            self._index(table, key, rows.get(key), row)
         rows[key] = row
-        for field in table.indexed:
-            self._indexes[table, field, getattr(row, field)][key] = row
         self._changed[table, key] = None
 
     def delete(self, table: type[R], key: Key) -> None:
         old = self._tables[table].pop(key, None)
-        self._unindex(table, key, old, None)
         if old is not None:
+            self._unindex(table, key, old)
             self._changed[table, key] = None
 
     def find(self, table: type[R], **equal: Any) -> tuple[R, ...]:
@@ -63,10 +62,13 @@ class MemoryRows:
             if table.history:
                 self._tables[table].clear()
 
-    def _unindex(self, table: type[Row], key: Key, old: Row | None, new: Row | None) -> None:
-        if old is None:
-            return
+    def _index(self, table: type[Row], key: Key, old: Row | None, new: Row) -> None:
         for field in table.indexed:
-            value = getattr(old, field)
-            if new is None or getattr(new, field) != value:
-                self._indexes[table, field, value].pop(key, None)
+            value = getattr(new, field)
+            if old is not None and (before := getattr(old, field)) != value:
+                self._indexes[table, field, before].pop(key, None)
+            self._indexes[table, field, value][key] = new
+
+    def _unindex(self, table: type[Row], key: Key, old: Row) -> None:
+        for field in table.indexed:
+            self._indexes[table, field, getattr(old, field)].pop(key, None)

@@ -35,15 +35,12 @@ def refresh(rows: Rows, version_id: str) -> None:
     gap = rows.get(Unplaced, version_id)
     ready = sum(row.observed == "ready" for row in wanted)
     status, reason = _status(version, ready, wanted, gap)
-    rows.put(
-        replace(
-            version,
-            status=status,
-            reason=reason,
-            ready_replicas=ready,
-            desired_replicas=len(wanted) + (gap.num_missing if gap else 0),
-        )
+    desired = len(wanted) + (gap.num_missing if gap else 0)
+    now = replace(
+        version, status=status, reason=reason, ready_replicas=ready, desired_replicas=desired
     )
+    if now != version:  # most reports change nothing here
+        rows.put(now)
 
 
 def _status(

@@ -26,8 +26,7 @@ class _Waiter(Generic[T, R]):
     def __init__(self, item: T) -> None:
         self.item = item
         self.outcome: R | BaseException | None = None
-        self.wake = threading.Lock()
-        self.wake.acquire()
+        self.wake: threading.Lock | None = None  # of those who wait for a leader
 
 
 class GroupCommit(Generic[T, R]):
@@ -52,9 +51,12 @@ class GroupCommit(Generic[T, R]):
         waiter: _Waiter[T, R] = _Waiter(item)
         with self._mutex:
             self._queue.append(waiter)
-            lead, self._led = not self._led, True
-        if not lead:
-            waiter.wake.acquire()  # woken when done, or to lead
+            if self._led:
+                waiter.wake = threading.Lock()
+                waiter.wake.acquire()
+            self._led = True
+        if waiter.wake is not None:
+            waiter.wake.acquire()  # until done, or until it must lead
         if waiter.outcome is None:
             self._lead()
         outcome = waiter.outcome
@@ -95,7 +97,7 @@ class GroupCommit(Generic[T, R]):
         with self._mutex:
             self._led = bool(self._queue)
             successor = self._queue[0] if self._queue else None
-        if successor is not None:
-            successor.wake.release()
-        for waiter in group:
-            waiter.wake.release()
+        woken = [successor, *group] if successor else group
+        for waiter in woken:
+            if waiter.wake is not None:
+                waiter.wake.release()

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import errors as pg
 
 from controlplane.adapters.eventstore.session import COLUMNS, Session
-from controlplane.application.ports import Head, StoreUnavailable
+from controlplane.application.ports import Head, StoredResponse, StoreUnavailable
 from controlplane.application.sequencer import Batch
 
 _TYPES = ["int8", "text", "int8", "text", "text", "int4", "bytea", *["text"] * 5, "float8", "bytea"]
@@ -44,6 +44,10 @@ SELECT count""",
 _VERSIONS = """
 SELECT stream, (SELECT max(version) FROM eventstore_event AS e WHERE e.stream = s.stream)
 FROM unnest(%b::text[]) AS s (stream)
+"""
+_RESPONSES = """
+SELECT key, body_hash, status, body, position FROM eventstore_idempotencykey
+WHERE key = ANY(%b::text[]) AND used_at > %b
 """
 _BUSY = (
     pg.LockNotAvailable,
@@ -88,6 +92,10 @@ class PostgresSession(Session):
     def versions(self, streams: Iterable[str]) -> dict[str, int]:
         rows = self.fetch(_VERSIONS, (list(streams),))
         return {stream: version or 0 for stream, version in rows}
+
+    def responses(self, keys: Sequence[str], since: float) -> dict[str, StoredResponse]:
+        rows = self.fetch(_RESPONSES, (list(keys), since))
+        return {key: StoredResponse(*stored) for key, *stored in rows}
 
     def write(self, batch: Batch, before: Head, now: float) -> bool:
         columns = list(zip(*batch.rows, strict=True)) or [()] * 14

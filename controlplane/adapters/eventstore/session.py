@@ -82,6 +82,11 @@ class Session:
         rows = self.fetch(RESPONSE, (key, since))
         return StoredResponse(*rows[0]) if rows else None
 
+    def responses(self, keys: Sequence[str], since: float) -> dict[str, StoredResponse]:
+        """Those of ``keys`` that were used after ``since``."""
+        found = ((key, self.response(key, since)) for key in keys)
+        return {key: stored for key, stored in found if stored is not None}
+
     def lease_epoch(self, name: str, holder: str, expires_at: float, now: float) -> int | None:
         rows = self.fetch(LEASE, (name, holder, expires_at, now))
         return int(rows[0][0]) if rows else None

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 from controlplane.adapters.eventstore.group import GroupCommit
@@ -141,48 +142,47 @@ class Writer:
     def __init__(self, connect: Callable[[], Session], clock: Clock) -> None:
         self._connect, self._clock = connect, clock
         self._session: Session | None = None
+        self._new_id = EventIds()
         self._known: Head | None = None
         self._versions: dict[str, int] = {}
         self._purge_at = 0.0
 
     def write(self, take: Callable[[], list[Prepared]]) -> list[Outcome]:
         """Lock, take a group, write it. Raises StoreUnavailable for the whole group."""
-        group: list[Prepared] = []
-        with self._attempt() as session:
-            while True:
-                head = self._lock(session)
-                group = group or take()
-                try:
-                    outcomes = self._write(session, head, group)
-                except session.errors as error:
-                    if isinstance(error, session.failures):
-                        raise
-                    outcomes = self._singly(session, group, error)
-                if outcomes is not None:
-                    return outcomes
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-        self._session = None
-
-    @contextmanager
-    def _attempt(self) -> Iterator[Session]:
-        """After any failure but a busy database the connection is thrown away.
-
-        A file that failed to sync must not be synced again by the same handle: the kernel may
-        report success for pages that it has already dropped.
-        """
         session = self._session = self._session or self._connect()
         try:
-            yield session
+            return self._write_locked(session, take)
         except session.errors as error:
             self._forget()
             told = session.unavailable(error)
             self._recover(session, told)
             raise told from error
 
+    def _write_locked(self, session: Session, take: Callable[[], list[Prepared]]) -> list[Outcome]:
+        group: list[Prepared] = []
+        while True:
+            head = self._lock(session)
+            group = group or take()
+            try:
+                outcomes = self._write(session, head, group)
+            except session.errors as error:
+                if isinstance(error, session.failures):
+                    raise
+                outcomes = self._singly(session, group, error)
+            if outcomes is not None:
+                return outcomes
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+
     def _recover(self, session: Session, told: StoreUnavailable) -> None:
+        """After any failure but a busy database the connection is thrown away.
+
+        A file that failed to sync must not be synced again by the same handle: the kernel may
+        report success for pages that it has already dropped.
+        """
         try:
             if told.code == "store_busy":
                 session.rollback()
@@ -219,22 +219,24 @@ class Writer:
         return batch.outcomes
 
     def _sequence(self, session: Session, head: Head, group: list[Prepared], now: float) -> Batch:
-        streams = {one.append.stream for one in group}
-        unknown = streams - self._versions.keys()
+        known = self._versions
+        unknown = {one.append.stream for one in group if one.append.stream not in known}
         if unknown:
-            self._versions.update(session.versions(unknown))
-        versions = {stream: self._versions[stream] for stream in streams}
-        return sequence(group, head, versions, self._used(session, group, now), now, new_event_id)
+            known.update(session.versions(unknown))
+        versions = {one.append.stream: known[one.append.stream] for one in group}
+        return sequence(group, head, versions, self._used(session, group, now), now, self._new_id)
 
     def _used(
         self, session: Session, group: list[Prepared], now: float
     ) -> dict[str, StoredResponse]:
-        keys = {one.append.idempotency.key for one in group if one.append.idempotency}
-        if keys and now >= self._purge_at:
+        """The keys of the group that are taken."""
+        keys = [one.append.idempotency.key for one in group if one.append.idempotency]
+        if not keys:
+            return {}
+        if now >= self._purge_at:
             session.fetch(PURGE_KEYS, (now - KEY_SECONDS,))
             self._purge_at = now + _PURGE_SECONDS
-        found = {key: session.response(key, now - KEY_SECONDS) for key in keys}
-        return {key: stored for key, stored in found.items() if stored is not None}
+        return session.responses(keys, now - KEY_SECONDS)
 
     def _singly(self, session: Session, group: list[Prepared], error: Exception) -> list[Outcome]:
         """A statement failed that no check foresaw: find the append that is to blame."""
@@ -277,6 +279,16 @@ class SessionPool:
             return self._connect()
 
 
-def new_event_id(now: float) -> str:
-    """32 hex digits that sort by time, so that the unique index grows at its end."""
-    return f"{int(now * 1000):012x}{os.urandom(10).hex()}"
+class EventIds:
+    """32 hex digits: milliseconds, this writer's random number, a count.
+
+    They sort by time, so that the unique index grows at its end; one writer asks the system for
+    randomness once, not for every event.
+    """
+
+    def __init__(self) -> None:
+        self._writer = os.urandom(5).hex()
+        self._count = count()
+
+    def __call__(self, now: float) -> str:
+        return f"{int(now * 1000):012x}{self._writer}{next(self._count) & 0xFFFFFFFFFF:010x}"
