@@ -74,7 +74,6 @@ def test_a_lost_node_ends_its_streams_with_a_typed_error(broken: Stack) -> None:
     """Streams on the dead node end as engine_lost, those on the other go on; all are settled."""
     pool, futures = in_background(broken, 8, 200)
     wait_for_tokens(broken, 8)
-    nodes = {row["node_id"] for row in requests_of(broken, "acme")}
     broken.agents["n2"].stop(signal.SIGKILL)
     answers = [future.result(60) for future in futures]
     pool.shutdown()
@@ -87,11 +86,7 @@ def test_a_lost_node_ends_its_streams_with_a_typed_error(broken: Stack) -> None:
         code = chunks[-2].get("error", {}).get("code", "")
         ends.append((node, row["outcome"], row["error_code"], code))
         assert row["num_output_tokens"] > 0
-    assert {end for end in ends if end[0] == "n2"} == {
-        ("n2", "error", "engine_lost", "engine_lost")
-    }
-    assert {end for end in ends if end[0] == "n1"} == {("n1", "ok", "", "")}
-    assert nodes <= {"", "n1", "n2"}
+    assert set(ends) == {("n1", "ok", "", ""), ("n2", "error", "engine_lost", "engine_lost")}
 
 
 def test_a_request_not_yet_begun_moves_to_another_node(broken: Stack) -> None:
