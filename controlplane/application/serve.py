@@ -20,6 +20,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -226,6 +227,7 @@ class Call:
         self.was_cut = False
         self.stopping = False
         self.written_at = job.began
+        self.writing_since: float | None = None
         self.slow_since: float | None = None
         self.heartbeat = False
         self.on_cut: Callable[[], object] | None = None
@@ -335,14 +337,14 @@ class Call:
             self._wake()
 
     def _check_reader(self, now: float) -> None:
-        """A reader that leaves more than the mark unread for 30 s is cut."""
+        """A reader that leaves more than the mark unread, or one write waiting, for 30 s is cut."""
         over = len(self._pending) > SLOW_READER_DELTAS or self._pending_bytes > SLOW_READER_BYTES
-        unread = self._pending or self.num_open == 0
-        blocked = unread and self._waiter is None and now - self.written_at > SLOW_READER_S
-        if not over and not blocked:
+        if self.writing_since is not None:
+            self.slow_since = self.slow_since or self.writing_since
+        elif not over:
             self.slow_since = None
         elif self.slow_since is None:
-            self.slow_since = self.written_at if blocked else now
+            self.slow_since = now
         if self.slow_since is not None and now - self.slow_since > SLOW_READER_S and self.on_cut:
             self.error = self.error or Refused("slow_reader", "The client does not read.")
             self.was_cut = True
@@ -442,9 +444,7 @@ class Serving:
         )
         self.num_local[target.replica_id] += 1
         try:
-            await self.generator.generate(
-                target.node_id, order, lambda delta: call.receive(part, delta)
-            )
+            await self.generator.generate(target.node_id, order, partial(call.receive, part))
         except BaseException:
             self.left(part)
             part.target = None

@@ -204,6 +204,10 @@ class ChunkWriter:
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""},' % index
         return self._head + delta + b'"logprobs":null,"finish_reason":null}' + self._tail
 
+    def finished(self, batch: Sequence[tuple[Part, Any]]) -> bytes:
+        """The ends of the choices that end in ``batch`` while others go on."""
+        return b"".join(self.finish(part) for part, delta in batch if delta.finish_reason)
+
     def finish(self, part: Part) -> bytes:
         """The chunk that ends a choice; nothing if it was written before."""
         if self._ended[part.index]:

@@ -155,25 +155,19 @@ class Inference:
         figures: ModelFigures,
     ) -> None:
         """Write deltas as they come, until there are no more."""
-        monotonic, wrote_at = self.serving.monotonic, 0.0
-        while True:
+        monotonic, send, wrote_at = self.serving.monotonic, request.send, 0.0
+        while batch or not call.is_over:
             chunk = writer.deltas(batch) if batch else answers.HEARTBEAT
-            if call.num_open:
-                chunk += b"".join(
-                    writer.finish(part) for part, delta in batch if delta.finish_reason
-                )
+            if call.num_open and len(call.parts) > 1:
+                chunk += writer.finished(batch)
             if chunk:
-                now = call.written_at = monotonic()
+                now = call.written_at = call.writing_since = monotonic()
                 if wrote_at:
                     figures.itl.observe(now - wrote_at)
                 wrote_at = now
-                await request.write(chunk)
-                call.written_at = monotonic()
-            if call.is_over:
-                return
-            batch = await call.next()
-            if call.error is not None and not batch:
-                return
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                call.writing_since = None
+            batch = [] if call.is_over else await call.next()
 
     async def _ending(self, request: Request, call: Call, writer: answers.ChunkWriter) -> bytes:
         """The last bytes: finish reasons held back until now, usage, or the error; and DONE."""

@@ -145,10 +145,6 @@ class Request:
             headers += CORS
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def write(self, chunk: bytes) -> None:
-        """Send a part of a streamed body; waits while the client reads slowly."""
-        await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
-
     async def end(self, chunk: bytes = b"") -> None:
         await self.send({"type": "http.response.body", "body": chunk})
 

@@ -271,10 +271,10 @@ class Connection:
         )
         while not call.is_over:
             for part, delta in await call.next():
-                call.written_at = self._inference.serving.monotonic()
                 if delta.text or delta.token_ids:
+                    call.written_at = call.writing_since = self._inference.serving.monotonic()
                     await self._send(_delta(name, part.index, delta))
-                    call.written_at = self._inference.serving.monotonic()
+                    call.writing_since = None
         await self._done(name, call)
 
     async def _done(self, name: str, call: Call) -> None:
