@@ -80,7 +80,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    if len(text) > MAX_INTEGER_DIGITS:
+    if len(text.lstrip("-")) > MAX_INTEGER_DIGITS:
         raise Refused("invalid_number", f"An integer has at most {MAX_INTEGER_DIGITS} digits.")
     return int(text)
 

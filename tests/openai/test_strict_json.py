@@ -1,0 +1,53 @@
+"""The strict parser agrees with the lenient one wherever it does not refuse."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.application.serve import Refused
+from controlplane.entrypoints.openai.strict_json import MAX_DEPTH, parse
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | TEXTS
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
+    max_leaves=40,
+)  # fmt: skip
+
+
+@given(VALUES, st.booleans())
+def test_lawful_json_is_read_as_json_loads_reads_it(value: Any, is_ascii: bool) -> None:
+    """Escaped or not, nested or flat."""
+    assert parse(json.dumps(value, ensure_ascii=is_ascii).encode()) == value
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1])
+def test_the_limit_of_depth_is_exact(depth: int) -> None:
+    """64 levels pass, 65 do not, whatever stands beside them."""
+    body = b"[" * depth + b"]" * depth
+    if depth <= MAX_DEPTH:
+        parse(body)
+        parse(b'["[[[", ' * MAX_DEPTH + b"1" + b"]" * MAX_DEPTH)
+    else:
+        with pytest.raises(Refused) as refused:
+            parse(body)
+        assert refused.value.code == "json_too_deep"
+
+
+def test_wide_is_not_deep() -> None:
+    """A thousand shallow objects are fine, and brackets in strings do not count."""
+    parse(json.dumps([{"a": [1]}] * 1000).encode())
+    parse(json.dumps(["[" * 500, '\\"[{' * 100]).encode())
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
+    """Never another exception."""
+    try:
+        parse(body)
+    except Refused as refused:
+        assert refused.code
