@@ -20,8 +20,8 @@ async function settled(harness: Harness): Promise<void> {
 
 test("a decision reads as sentences, with scores and what was ruled out", async () => {
   await open("/decisions?open=d-3");
-  await screen.findByText("smollm2@v2 starts on n2:0: the version wants 1 replica and has none.");
-  screen.getByText("n1:1 was ruled out: draining.");
+  await screen.findByText("smollm2@v2 starts on n2/0: the version wants 1 replica and has none.");
+  screen.getByText("n1/1 was ruled out: draining.");
   screen.getByText("1 replica of big@v1 found no place: no device has 80.0 GiB.");
   expect(screen.getAllByText(/ruled out: needs 80.0 GiB, 2.3 GiB is free\./)).toHaveLength(2);
   const table = screen.getByRole("table", { name: "Candidates for smollm2.v2.g3.0" });

@@ -10,12 +10,8 @@
  *
  * Exits 1 on the first failed expectation and names it; console errors and failed responses count.
  */
-import { mkdirSync } from "node:fs";
-import { join } from "node:path";
-import { chromium } from "playwright-core";
+import { expect, goTo, inBrowser, logIn, pick, shot, TOUR_URL } from "./browser.mjs";
 
-const { TOUR_URL = "http://127.0.0.1:8000", TOUR_USER = "admin", TOUR_PASSWORD } = process.env;
-const out = process.env.TOUR_OUT ?? "tour";
 const PAGES = [
   "Fleet",
   "Models",
@@ -26,47 +22,10 @@ const PAGES = [
   "Requests",
   "Settings",
 ];
-const DESKTOP = { width: 1440, height: 900 };
 const PHONE = { width: 390, height: 844 };
 
-const problems = [];
-
-function watch(page) {
-  page.on("console", (message) => {
-    if (message.type() === "error") problems.push(`console: ${message.text()}`);
-  });
-  page.on("pageerror", (error) => problems.push(`page: ${error.message}`));
-  page.on("response", (response) => {
-    if (response.status() >= 500) problems.push(`${response.status()} ${response.url()}`);
-  });
-}
-
-/** Before the login the question "who am I?" is answered 401, which is no problem. */
-function forgetLoginProbe() {
-  const kept = problems.filter((problem) => !problem.includes("401"));
-  problems.splice(0, problems.length, ...kept);
-}
-
-function expect(condition, message) {
-  if (!condition) throw new Error(message);
-}
-
-const shot = (page, name) => page.screenshot({ path: join(out, `${name}.png`) });
-
-async function logIn(page) {
-  await page.goto(TOUR_URL);
-  await page.getByRole("heading", { name: "Sign in to Engine" }).waitFor();
-  await shot(page, "login");
-  await page.getByLabel(/^Username/).fill(TOUR_USER);
-  await page.getByLabel(/^Password/).fill(TOUR_PASSWORD);
-  await page.getByRole("button", { name: "Sign in" }).click();
-  await page.getByRole("heading", { name: "Fleet", level: 1 }).waitFor();
-  forgetLoginProbe();
-}
-
 async function visit(page, name) {
-  await page.getByRole("navigation").getByRole("link", { name, exact: true }).click();
-  await page.getByRole("heading", { name, level: 1 }).waitFor();
+  await goTo(page, name);
   await page.locator("[aria-busy=true]").first().waitFor({ state: "detached" });
   await page.waitForTimeout(400);
   expect((await page.getByRole("alert").count()) === 0, `${name} shows an alert`);
@@ -79,17 +38,11 @@ async function checkLive(page) {
   expect(/position \d/.test(await badge.textContent()), "the live badge names no position");
 }
 
-async function pick(page, label, value) {
-  const field = page.getByRole("combobox", { name: label }).or(page.getByLabel(label)).first();
-  await field.click();
-  await page.getByRole("option", { name: value, exact: true }).first().click();
-}
-
 async function converse(page) {
-  await page.getByRole("navigation").getByRole("link", { name: "Playground" }).click();
+  await goTo(page, "Playground");
   await page.getByLabel("Message").waitFor();
-  if (process.env.TOUR_MODEL) await pick(page, "Model", process.env.TOUR_MODEL);
-  if (process.env.TOUR_TENANT) await pick(page, "Billed to tenant", process.env.TOUR_TENANT);
+  if (process.env.TOUR_MODEL) await pick(page, page, "Model", process.env.TOUR_MODEL);
+  if (process.env.TOUR_TENANT) await pick(page, page, "Billed to tenant", process.env.TOUR_TENANT);
   await page.getByLabel("Message").fill("Say in one sentence what a GPU is.");
   await page.getByRole("button", { name: "Send" }).click();
   const turn = page.getByRole("article", { name: "Turn 1" });
@@ -103,6 +56,7 @@ async function converse(page) {
 async function findWithPalette(page) {
   await page.keyboard.press("Control+k");
   await page.getByRole("textbox", { name: "Search" }).fill("tenants");
+  await page.waitForTimeout(400);
   await shot(page, "palette");
   await page.keyboard.press("Enter");
   await page.getByRole("heading", { name: "Tenants", level: 1 }).waitFor();
@@ -110,8 +64,7 @@ async function findWithPalette(page) {
 
 /** Opens the first thing that `find` gives, if there is any, and looks at its details. */
 async function openDetail(page, from, find, name) {
-  await page.getByRole("navigation").getByRole("link", { name: from, exact: true }).click();
-  await page.getByRole("heading", { name: from, level: 1 }).waitFor();
+  await goTo(page, from);
   const thing = find(page).first();
   if (!(await thing.isVisible().catch(() => false))) return;
   await thing.click();
@@ -140,8 +93,7 @@ async function openDetails(page) {
 async function inDark(page) {
   await page.emulateMedia({ colorScheme: "dark" });
   for (const name of ["Fleet", "Decisions", "Playground"]) {
-    await page.getByRole("navigation").getByRole("link", { name, exact: true }).click();
-    await page.getByRole("heading", { name, level: 1 }).waitFor();
+    await goTo(page, name);
     await page.waitForTimeout(1_500);
     await shot(page, `dark-${name.toLowerCase()}`);
   }
@@ -160,8 +112,7 @@ async function onPhone(page) {
   }
 }
 
-async function tour(page) {
-  watch(page);
+await inBrowser("tour", async (page) => {
   await logIn(page);
   await checkLive(page);
   await page.waitForTimeout(2_500); // one telemetry report
@@ -171,24 +122,4 @@ async function tour(page) {
   await findWithPalette(page);
   await inDark(page);
   await onPhone(page);
-  expect(problems.length === 0, problems.join("\n"));
-}
-
-mkdirSync(out, { recursive: true });
-const browser = await chromium.launch({
-  executablePath: process.env.TOUR_CHROMIUM ?? "/usr/bin/chromium",
-  args: ["--no-sandbox", "--disable-background-networking", "--disable-component-update"],
 });
-try {
-  const page = await browser.newPage({ viewport: DESKTOP, colorScheme: "light" });
-  await tour(page).catch(async (error) => {
-    await shot(page, "failed");
-    throw error;
-  });
-  console.log(`tour: ${PAGES.length + 1} pages visited, no error; screenshots in ${out}`);
-} catch (error) {
-  console.error(`tour failed: ${error.message}`);
-  process.exitCode = 1;
-} finally {
-  await browser.close();
-}

@@ -1,6 +1,6 @@
 import type { Candidate, Decision, Rejection, Started } from "@/api/types";
 import { type Column, DataTable } from "@/ui/DataTable";
-import { integer, words } from "@/ui/format";
+import { integer } from "@/ui/format";
 import { Id } from "@/ui/Id";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import classes from "./Decisions.module.css";
@@ -10,6 +10,7 @@ import {
   rejectionSentence,
   startedSentence,
   stoppedSentence,
+  termLabel,
   termNames,
   termValue,
   unplacedSentence,
@@ -70,7 +71,7 @@ function StartedPart({ started }: { started: Started }) {
 
 function columns(candidates: Candidate[], chosen: string): Column<Candidate>[] {
   const terms = termNames(candidates).map((name) => ({
-    title: words(name),
+    title: termLabel(name),
     right: true,
     minor: true,
     cell: (candidate: Candidate) => termValue(candidate.terms, name),

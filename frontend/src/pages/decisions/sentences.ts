@@ -8,10 +8,10 @@ import type {
   Stopped,
   Unplaced,
 } from "@/api/types";
-import { plural, words } from "@/ui/format";
+import { bytes, plural, words } from "@/ui/format";
 
 export function device(node_id: string, index: number): string {
-  return `${node_id}:${index}`;
+  return `${node_id}/${index}`;
 }
 
 export function summary({ started, stopped, unplaced }: Decision): string {
@@ -31,17 +31,19 @@ function missing(unplaced: Unplaced[]): number {
 }
 
 export function startedSentence({ assignment, reason }: Started): string {
-  const where = device(assignment.node_id, assignment.device_index);
-  return `${assignment.version_id} starts on ${where}${because(reason)}`;
+  const { version_id, node_id, device_index } = assignment;
+  return told(`${version_id} starts on ${device(node_id, device_index)}`, version_id, reason);
 }
 
 export function stoppedSentence({ assignment, code, reason }: Stopped): string {
-  const where = device(assignment.node_id, assignment.device_index);
-  return `${assignment.version_id} stops on ${where}${because(reason || words(code))}`;
+  const { version_id, node_id, device_index } = assignment;
+  const subject = `${version_id} stops on ${device(node_id, device_index)}`;
+  return told(subject, version_id, reason || words(code).toLowerCase());
 }
 
 export function unplacedSentence({ version_id, num_missing, code, reason }: Unplaced): string {
-  return `${plural(num_missing, "replica")} of ${version_id} found no place${because(reason || words(code))}`;
+  const subject = `${plural(num_missing, "replica")} of ${version_id} found no place`;
+  return told(subject, version_id, reason || words(code).toLowerCase());
 }
 
 export function rejectionSentence({ node_id, device_index, code, detail }: Rejection): string {
@@ -49,8 +51,9 @@ export function rejectionSentence({ node_id, device_index, code, detail }: Rejec
   return `${device(node_id, device_index)} was ruled out: ${ended(why)}`;
 }
 
-function because(reason: string): string {
-  return reason ? `: ${ended(reason)}` : ".";
+/** The planner's reason; where it does not name the version itself, after what it is a reason for. */
+function told(subject: string, version_id: string, reason: string): string {
+  return reason.includes(version_id) ? ended(reason) : `${subject}: ${ended(reason)}`;
 }
 
 function ended(text: string): string {
@@ -66,7 +69,15 @@ export function termNames(candidates: Candidate[]): string[] {
   return [...new Set(candidates.flatMap(({ terms }) => terms.map(({ name }) => name)))];
 }
 
+const BYTES = /_bytes$/;
+
+export function termLabel(name: string): string {
+  return words(name.replace(BYTES, ""));
+}
+
 export function termValue(terms: ScoreTerm[], name: string): string {
-  const term = terms.find((each) => each.name === name);
-  return term ? term.value.toFixed(3) : "–";
+  const value = terms.find((each) => each.name === name)?.value;
+  if (value === undefined) return "–";
+  if (BYTES.test(name)) return bytes(value);
+  return Number.isInteger(value) ? String(value) : value.toFixed(3);
 }

@@ -26,8 +26,9 @@ export function FleetPage() {
       <Async query={nodes}>
         {nodes.data?.length === 0 && (
           <Empty title="No node has joined" command={JOIN}>
-            Start an agent on a machine with credentials for this cluster. It appears here as soon
-            as it reports.
+            Write the node's credentials with{" "}
+            <span className="mono">python manage.py node_credentials n1</span>, then start its
+            agent. It appears here as soon as it reports.
           </Empty>
         )}
         {nodes.data && nodes.data.length > 0 && <FleetGrid nodes={nodes.data} />}

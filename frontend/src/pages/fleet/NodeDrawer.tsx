@@ -28,12 +28,7 @@ function NodeDetail({ node }: { node: Node }) {
         <LoadCharts node={node} />
       </Section>
       <Section title="Replicas">
-        <DataTable
-          label="Replicas on this node"
-          columns={REPLICA_COLUMNS}
-          rows={node.replicas}
-          rowKey={(replica) => replica.replica_id}
-        />
+        <Replicas node={node} />
       </Section>
       <Section title="History">
         <RouterAnchor to="/events" search={{ stream: `node-${node.node_id}` }} size="sm">
@@ -41,6 +36,18 @@ function NodeDetail({ node }: { node: Node }) {
         </RouterAnchor>
       </Section>
     </Stack>
+  );
+}
+
+function Replicas({ node }: { node: Node }) {
+  if (node.replicas.length === 0) return <span>Nothing is placed here.</span>;
+  return (
+    <DataTable
+      label="Replicas on this node"
+      columns={REPLICA_COLUMNS}
+      rows={node.replicas}
+      rowKey={(replica) => replica.replica_id}
+    />
   );
 }
 
@@ -65,7 +72,7 @@ function NodeFacts({ node }: { node: Node }) {
 }
 
 function generations({ acked_generation, desired_generation }: Node): string {
-  if (acked_generation === desired_generation) return `${integer(acked_generation)}, accepted`;
+  if (acked_generation >= desired_generation) return `${integer(acked_generation)}, accepted`;
   return `${integer(desired_generation)} wanted, ${integer(acked_generation)} accepted`;
 }
 

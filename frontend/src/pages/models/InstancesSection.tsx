@@ -33,7 +33,7 @@ const COLUMNS: Column<Replica>[] = [
     title: "Node",
     cell: ({ node_id, device_index }) => (
       <RouterAnchor to="/fleet" search={{ node: node_id }} className="mono">
-        {node_id}:{device_index}
+        {node_id}/{device_index}
       </RouterAnchor>
     ),
   },
