@@ -76,6 +76,7 @@ def test_no_kill_loses_anything(product):
 
 
 def play_round(product: Product, history: History, victim: str, number: int, delay: float) -> None:
+    began = time.monotonic()
     before = product.pids
     streams = [Stream() for _ in range(NUM_STREAMS)]
     threads = [threading.Thread(target=consume, args=(product, stream)) for stream in streams]
@@ -91,19 +92,22 @@ def play_round(product: Product, history: History, victim: str, number: int, del
         thread.join(40)
         assert not thread.is_alive(), f"round {number}, {victim}: a client hangs"
     history.streams += streams
+    ended = Counter(stream.ended for stream in streams)
+    print(f"round {number}: {victim} killed after {delay:.2f} s, streams {dict(ended)}")
     if victim in OFF_THE_PATH:
         assert [s.ended for s in streams] == ["done"] * NUM_STREAMS, (number, victim, streams)
     recover(product, victim, before, number)
+    print(f"round {number}: took {time.monotonic() - began:.1f} s")
 
 
-def consume(product: Product, stream: Stream) -> None:
+def consume(product: Product, stream: Stream, max_tokens: int = 80) -> None:
     client = product.openai(timeout=30.0)
     messages = [{"role": "user", "content": "Go on."}]
     try:
         answer = client.chat.completions.create(
             model="simulated",
             messages=messages,
-            max_tokens=80,
+            max_tokens=max_tokens,
             stream=True,
             stream_options={"include_usage": True},
         )
@@ -162,7 +166,7 @@ def recover(product: Product, victim: str, before: dict[str, int], number: int) 
 
 def served(product: Product) -> bool:
     stream = Stream()
-    consume(product, stream)
+    consume(product, stream, max_tokens=2)
     try:
         return stream.ended == "done" and product.admin("GET", "status/").status_code == 200
     except httpx.HTTPError:
