@@ -30,7 +30,7 @@ from controlplane.entrypoints.openai.app import GatewayApp
 from controlplane.entrypoints.openai.encoding import Encoders
 from controlplane.entrypoints.openai.handlers import Inference, Models
 from controlplane.entrypoints.openai.jwt_tokens import JwtVerifier, read_issuers
-from controlplane.entrypoints.openai.metrics import GatewayMetrics
+from controlplane.entrypoints.openai.metrics import GatewayMetrics, Gauges
 from controlplane.entrypoints.openai.nodes import FleetPlacer, NatsGenerator
 from controlplane.entrypoints.openai.orders import OrderDesk
 from controlplane.entrypoints.openai.principals import Authenticator, KeyRing
@@ -179,14 +179,14 @@ class Gateway:
         if closed:
             log.warning("orphans closed", count=closed)
 
-    def _gauges(self) -> dict[str, float]:
-        return {
-            "engine:num_requests_running": float(len(self.serving.calls)),
-            "engine_gateway_unsettled_requests": float(len(self.serving.settler.unsettled)),
-            "engine_gateway_websockets": float(self.websockets.num_open),
-            "engine_gateway_log_position": float(self.live.position),
-            "engine_gateway_bus_connected": float(self.bus.connected),
-        }
+    def _gauges(self) -> Gauges:
+        return Gauges(
+            num_running=len(self.serving.calls),
+            num_unsettled=len(self.serving.settler.unsettled),
+            num_websockets=self.websockets.num_open,
+            log_position=self.live.position,
+            is_bus_connected=self.bus.connected,
+        )
 
     def readiness(self) -> dict[str, str]:
         """What keeps this gateway from serving, by part."""

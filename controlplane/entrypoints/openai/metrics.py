@@ -7,10 +7,10 @@ that clients could multiply are bounded: beyond ``MAX_TENANTS`` a tenant counts 
 """
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -65,18 +65,20 @@ class ModelFigures:
         self.e2e, self.queue = Buckets(E2E_BOUNDS), Buckets(E2E_BOUNDS)
 
 
-_HISTOGRAMS = (
-    ("ttft", "time_to_first_token_seconds", "From the request's arrival to its first token."),
-    ("itl", "inter_token_latency_seconds", "Between two writes of tokens of one stream."),
-    ("e2e", "e2e_request_latency_seconds", "From the request's arrival to its end."),
-    ("queue", "request_queue_time_seconds", "In the engine's queue."),
-)
+class Gauges(msgspec.Struct, frozen=True):
+    """Figures of the moment, read when somebody scrapes."""
+
+    num_running: int = 0
+    num_unsettled: int = 0
+    num_websockets: int = 0
+    log_position: int = 0
+    is_bus_connected: bool = False
 
 
 class GatewayMetrics:
-    """Counted in the event loop; ``gauges`` gives further figures at the time of a scrape."""
+    """Counted in the event loop."""
 
-    def __init__(self, gauges: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
         self._models: dict[str, ModelFigures] = {}
         self._finished: Counter[tuple[str, str]] = Counter()
@@ -131,47 +133,75 @@ class GatewayMetrics:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._histograms()
-        yield from self._counters()
-        for name, value in self._gauges().items():
-            yield GaugeMetricFamily(name, name.replace("_", " "), value=value)
+        yield from self._model_counters()
+        yield from self._other_counters()
+        yield from _gauges(self._gauges())
 
     def _histograms(self) -> Iterator[Metric]:
-        for field, name, text in _HISTOGRAMS:
-            family = HistogramMetricFamily(f"engine:{name}", text, labels=["model_name"])
+        for family, field in (
+            (HistogramMetricFamily("engine:time_to_first_token_seconds",
+             "From a request's arrival to its first token.", labels=["model_name"]), "ttft"),
+            (HistogramMetricFamily("engine:inter_token_latency_seconds",
+             "Between two writes of tokens of one stream.", labels=["model_name"]), "itl"),
+            (HistogramMetricFamily("engine:e2e_request_latency_seconds",
+             "From a request's arrival to its end.", labels=["model_name"]), "e2e"),
+            (HistogramMetricFamily("engine:request_queue_time_seconds",
+             "In the engine's queue.", labels=["model_name"]), "queue"),
+        ):  # fmt: skip
             for model, figures in self._models.items():
                 buckets: Buckets = getattr(figures, field)
                 family.add_metric([model], buckets.cumulative(), buckets.total)
             yield family
 
-    def _counters(self) -> Iterator[Metric]:
-        by_kind: defaultdict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
-        for (model, kind), count in self._tokens.items():
-            by_kind[kind][(model,)] = count
-        for kind, suffix in _TOKEN_KINDS:
-            text = f"Tokens: {kind}."
-            yield _counter(f"engine:{suffix}", text, ("model_name",), by_kind[kind])
-        for name, text, labels, counts in (
-            ("engine:request_success", "Requests by how they ended.",
-             ("model_name", "finished_reason"), self._finished),
-            ("engine_tenant_requests", "Requests per tenant.",
-             ("tenant", "outcome"), self._tenant_requests),
-            ("engine_tenant_tokens", "Tokens per tenant.",
-             ("tenant", "kind"), self._tenant_tokens),
-            ("engine_requests_refused", "Requests refused before they were sent to a node.",
-             ("code",), {(code,): count for code, count in self._refused.items()}),
+    def _model_counters(self) -> Iterator[Metric]:
+        label = ["model_name"]
+        for family, kind in (
+            (CounterMetricFamily("engine:prompt_tokens", "Prompt tokens.", labels=label), "prompt"),
+            (CounterMetricFamily("engine:prompt_tokens_cached",
+             "Prompt tokens found in a prefix cache.", labels=label), "prompt_cached"),
+            (CounterMetricFamily("engine:generation_tokens",
+             "Generated tokens.", labels=label), "generation"),
         ):  # fmt: skip
-            yield _counter(name, text, labels, counts)
+            for (model, of_kind), count in self._tokens.items():
+                if of_kind == kind:
+                    family.add_metric([model], count)
+            yield family
+
+    def _other_counters(self) -> Iterator[Metric]:
+        for family, counts in (
+            (CounterMetricFamily("engine:request_success", "Requests by how they ended.",
+             labels=["model_name", "finished_reason"]), self._finished),
+            (CounterMetricFamily("engine_tenant_requests", "Requests of a tenant by outcome.",
+             labels=["tenant", "outcome"]), self._tenant_requests),
+            (CounterMetricFamily("engine_tenant_tokens", "Tokens of a tenant by kind.",
+             labels=["tenant", "kind"]), self._tenant_tokens),
+        ):  # fmt: skip
+            for labels, count in counts.items():
+                family.add_metric(list(labels), count)
+            yield family
+        refused = CounterMetricFamily(
+            "engine_requests_refused", "Requests answered with an error.", labels=["code"]
+        )
+        for code, count in self._refused.items():
+            refused.add_metric([code], count)
+        yield refused
 
 
-_TOKEN_KINDS = (
-    ("prompt", "prompt_tokens"),
-    ("prompt_cached", "prompt_tokens_cached"),
-    ("generation", "generation_tokens"),
-)
-
-
-def _counter(name: str, text: str, labels: tuple[str, ...], counts: Mapping[Any, float]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, count in counts.items():
-        family.add_metric(list(values), count)
-    return family
+def _gauges(now: Gauges) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "engine:num_requests_running", "Requests in flight in this gateway.", now.num_running
+    )
+    yield GaugeMetricFamily(
+        "engine_gateway_unsettled_requests",
+        "Ended requests whose record the store has not taken yet.",
+        now.num_unsettled,
+    )
+    yield GaugeMetricFamily(
+        "engine_gateway_websockets", "Open token websockets.", now.num_websockets
+    )
+    yield GaugeMetricFamily(
+        "engine_gateway_log_position", "Log position this gateway has read.", now.log_position
+    )
+    yield GaugeMetricFamily(
+        "engine_gateway_bus_connected", "1 while the bus is connected.", now.is_bus_connected
+    )
