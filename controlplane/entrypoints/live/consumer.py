@@ -47,6 +47,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self._subscriber: Subscriber | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._frames: list[float] = []
+        self._closing = False
 
     # --- who is there -------------------------------------------------------------------------
     async def connect(self) -> None:
@@ -82,8 +83,15 @@ class LiveConsumer(AsyncWebsocketConsumer):
         if self._subscriber is not None:
             self._hub.leave(self._subscriber)
 
+    async def close(self, code: int | None = None, reason: str | None = None) -> None:
+        """Whatever still arrives after this is not looked at."""
+        self._closing = True
+        await super().close(code, reason)
+
     # --- what it says -------------------------------------------------------------------------
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        if self._closing:
+            return
         if text_data is None:
             return await self.close(NOT_TEXT)
         if self._flooding():

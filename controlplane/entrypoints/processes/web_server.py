@@ -67,13 +67,17 @@ class CappedRequest(WebRequest):
 
 
 class CappedWebSocket(WebSocketProtocol):
-    """Cut off once too much waits unsent; a client that reads never comes near it."""
+    """Cut off once too much waits unsent; a client that reads never comes near that."""
 
     def serverSend(self, content: Any, binary: bool = False) -> None:
         if unsent_bytes(self.transport) > MAX_UNSENT_BYTES:
             self.dropConnection(abort=True)
-        else:
+        elif self.state not in (self.STATE_CLOSING, self.STATE_CLOSED):
             super().serverSend(content, binary)
+
+    def serverClose(self, code: int | None = None) -> None:
+        """With the standard's own codes too (1001, 1003, 1008), which Daphne's way refuses."""
+        self.sendCloseFrame(code=code or 1000)
 
 
 def unsent_bytes(transport: Any) -> int:
@@ -105,6 +109,7 @@ class WebServer(Server):
         )
         self._on_listening, self._on_stop = on_listening, on_stop
         self._ports: list[Any] = []
+        self._draining: asyncio.Task[None] | None = None
         self.connections: dict[Any, dict[str, Any]] = {}
         self.failed = False
 
@@ -137,9 +142,10 @@ class WebServer(Server):
 
     # --- stopping -----------------------------------------------------------------------------
     def _begin_stop(self) -> None:
-        for port in self._ports:
-            port.stopListening()
-        self._stopping = asyncio.ensure_future(self._drain())
+        if self._draining is None:  # a second signal changes nothing
+            for port in self._ports:
+                port.stopListening()
+            self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
         """Let running requests finish; live sockets are told to go by ``on_stop``."""
