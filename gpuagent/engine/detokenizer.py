@@ -15,13 +15,34 @@ held too. With stop "END":
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer
+
+from gpuagent.models.errors import LoadError
+
+MAX_TOKENIZER_BYTES = 64 << 20
 
 CONTEXT = 5  # tokens of the prompt's end to start from
 MAX_CHARACTER = 4  # tokens of the longest character, which has 4 bytes in UTF-8
 MAX_HELD = 32  # broken bytes without a clean end are released after so many tokens
 REPLACEMENT = "\ufffd"
+
+
+def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    """A model folder's tokenizer; LoadError `tokenizer_rejected` if it does not fit the model."""
+    path = folder / "tokenizer.json"
+    try:
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise LoadError("tokenizer_rejected", f"larger than {MAX_TOKENIZER_BYTES} bytes")
+        tokenizer = Tokenizer.from_file(str(path))
+    except LoadError:
+        raise
+    except Exception as error:  # the library raises plain Exception for a file it cannot read
+        raise LoadError("tokenizer_rejected", str(error)[:300]) from error
+    if max(tokenizer.get_vocab().values(), default=0) >= vocab_size:
+        raise LoadError("tokenizer_rejected", f"a token id is not below {vocab_size}")
+    return tokenizer
 
 
 class Detokenizer:

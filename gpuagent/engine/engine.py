@@ -21,10 +21,9 @@ from typing import Self
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from gpuagent.engine.batch import SchedulerOutput, Sequence
-from gpuagent.engine.detokenizer import Detokenizer
+from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
 from gpuagent.engine.kv_tensors import KVTensors
 from gpuagent.engine.model_runner import ModelRunner, StepResult
 from gpuagent.engine.request import (
@@ -128,7 +127,7 @@ class TorchEngine:
             prefix_caching=prefix_caching,
         )
         kv = KVTensors(model.config, scheduling.num_blocks, block_size, DTYPES[dtype], device)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = load_tokenizer(folder, model.config.vocab_size)
         return cls(model, tokenizer, kv, scheduling, _eos_token_ids(folder, model))
 
     def add(self, request: GenerationRequest) -> None:

@@ -5,7 +5,7 @@ class LoadError(Exception):
     """A model folder cannot be loaded; `code` is stable, the message is for people.
 
     Codes: config_invalid, config_rejected, weights_malformed, weights_rejected,
-    manifest_invalid, format_not_allowed.
+    manifest_invalid, format_not_allowed, tokenizer_rejected.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -2,11 +2,13 @@
 
 from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gpuagent.engine.detokenizer import MAX_HELD, Detokenizer
+from gpuagent.engine.detokenizer import MAX_HELD, Detokenizer, load_tokenizer
+from gpuagent.models.errors import LoadError
 from tests.engine.real_model import real_model
 from tests.engine.tiny_model import byte_tokenizer
 
@@ -17,6 +19,26 @@ def pushed(text, stop=(), tokenizer=BYTES):
     """The deltas of a text pushed token by token, and the detokenizer after them."""
     detokenizer = Detokenizer(tokenizer, (), stop)
     return [detokenizer.push(t) for t in tokenizer.encode(text).ids], detokenizer
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"model": {"type": "Evil"}}', "\x80"])
+def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content, encoding="latin-1")
+    with pytest.raises(LoadError, match="tokenizer_rejected"):
+        load_tokenizer(tmp_path, 100)
+
+
+def test_a_tokenizer_that_is_absent_huge_or_knows_more_tokens_is_refused(tmp_path):
+    with pytest.raises(LoadError, match="tokenizer_rejected"):
+        load_tokenizer(tmp_path, 259)
+    BYTES.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path, 259).get_vocab_size() == 259
+    with pytest.raises(LoadError, match="not below 258"):
+        load_tokenizer(tmp_path, 258)
+    with open(tmp_path / "tokenizer.json", "wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(LoadError, match="larger"):
+        load_tokenizer(tmp_path, 259)
 
 
 def test_an_incomplete_character_is_held_back():
