@@ -8,6 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.module_loading import import_string
 
 from controlplane.entrypoints.live.hub import process_hub
+from controlplane.entrypoints.processes.logs import configure_logs
 
 
 class Command(BaseCommand):
@@ -18,9 +19,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         # Daphne installs Twisted's reactor when imported, which no other command needs.
-        from controlplane.entrypoints.processes.web_server import WebServer
+        from controlplane.entrypoints.processes.web_server import WebServer, log_through_structlog
 
         application = import_string(settings.ASGI_APPLICATION)
+        configure_logs()
+        log_through_structlog()
         def listening(port: int) -> None:
             if options["port_file"]:
                 options["port_file"].write_text(f"{port}\n")
