@@ -19,6 +19,10 @@ import psutil
 import pytest
 import websockets
 
+from controlplane import bootstrap
+from controlplane.application.ports import Append, EventMeta
+from controlplane.domain.ids import TenantId
+from controlplane.domain.tenant import TenantCreated
 from gpuagent.wire import codec, messages, subjects
 from tests.natsserver import NatsServer, nats  # noqa: F401
 
@@ -147,6 +151,41 @@ def test_half_open_connections_are_dropped(web: Web) -> None:
         peer.settimeout(20)
         assert peer.recv(1) == b""
         peer.close()
+
+
+def test_a_listener_that_never_reads_costs_little_and_is_cut(web: Web, operator: str) -> None:
+    """It asks for a backlog of some 12 MB; what the system's own buffers take is theirs."""
+    long_reason = EventMeta(actor="user:test", reason="x" * 3000)
+    for index in range(4000):
+        name = TenantId(f"t{index}")
+        append = Append(f"tenant-{name}", 0, [TenantCreated(name, name, "free", 1.0)], long_reason)
+        bootstrap.event_store().append(append)
+    before = psutil.Process(web.process.pid).memory_info().rss
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(("127.0.0.1", web.port))
+        peer.sendall(
+            b"GET /ws/live HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            b"Authorization: Bearer " + operator.encode() + b"\r\n\r\n"
+        )
+        assert peer.recv(12) == b"HTTP/1.1 101"
+        frame = b'{"type": "subscribe", "after": 0}'
+        peer.sendall(bytes((0x81, 0x80 | len(frame))) + b"\0\0\0\0" + frame)
+        deadline = time.monotonic() + 20
+        while _is_connected(web, peer) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not _is_connected(web, peer)
+    assert psutil.Process(web.process.pid).memory_info().rss - before < 40 << 20
+    assert httpx.get(f"{web.url}/livez").status_code == 200
+
+
+def _is_connected(web: Web, peer: socket.socket) -> bool:
+    """As the server sees it."""
+    port = peer.getsockname()[1]
+    connections = psutil.Process(web.process.pid).net_connections("tcp")
+    return any(one.raddr and one.raddr.port == port for one in connections)
 
 
 def test_stopping_says_goodbye_and_takes_few_seconds(web: Web, operator: str) -> None:
