@@ -72,7 +72,9 @@ class Bus:
             reconnected_cb=self._reconnected,
         )
         self._has_connected = True
-        self._jetstream = self._client.jetstream(timeout=API_TIMEOUT_S)
+        self._jetstream = self._client.jetstream(
+            prefix=subjects.NODE_JETSTREAM, timeout=API_TIMEOUT_S
+        )
 
     async def close(self) -> None:
         """Send what is queued, for two seconds at most, and close."""

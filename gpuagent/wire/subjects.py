@@ -18,6 +18,7 @@ log head hint           ``engine.log.head``             control plane only
 DESIRED_BUCKET = "desired"
 OBSERVED_BUCKET = "observed"
 TOKENIZER_BUCKET = "tokenizers"
+NODE_JETSTREAM = "engine.js"  # a node's prefix for the JetStream API, which is another account's
 LOG_HEAD = "engine.log.head"
 TELEMETRY_ALL = "engine.telemetry.*"
 

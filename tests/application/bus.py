@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from controlplane.adapters.natsbus.connection import Bus, connect, ensure_buckets
 from controlplane.adapters.natsbus.credentials import node_inbox
+from gpuagent.wire import subjects
 from tests.natsserver import NatsServer
 
 
@@ -22,7 +23,9 @@ async def control(server: NatsServer) -> AsyncIterator[Bus]:
 @asynccontextmanager
 async def node(server: NatsServer, node_id: str) -> AsyncIterator[Bus]:
     creds = server.node_creds(node_id)
-    bus = await connect(server.url, creds, node_id, node_inbox(node_id), timeout_s=10)
+    bus = await connect(
+        server.url, creds, node_id, node_inbox(node_id), 10, subjects.NODE_JETSTREAM
+    )
     try:
         yield bus
     finally:

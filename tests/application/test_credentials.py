@@ -79,6 +79,10 @@ async def test_a_node_puts_a_tokenizer_of_several_chunks(nats: NatsServer) -> No
         "$JS.API.STREAM.MSG.GET.KV_desired",
         "$JS.API.STREAM.MSG.DELETE.KV_desired",
         "$JS.API.DIRECT.GET.KV_desired",
+        "engine.js.DIRECT.GET.KV_desired",
+        "engine.js.DIRECT.GET.KV_desired.$KV.desired.n2",
+        "engine.js.STREAM.MSG.GET.KV_desired",
+        "engine.js.CONSUMER.CREATE.KV_desired",
         "$JS.API.DIRECT.GET.KV_desired.$KV.desired.n2",
         "$JS.API.CONSUMER.CREATE.KV_desired",
         "$JS.API.CONSUMER.CREATE.KV_desired.c.$KV.desired.n2",
@@ -117,6 +121,52 @@ async def test_a_rollup_header_erases_nobody_elses_state(nats: NatsServer) -> No
         assert (await observed.get("n2")).value == b"state of n2"
 
 
+DANGEROUS_REPLIES = [
+    "$JS.API.STREAM.DELETE.KV_desired",
+    "$JS.API.STREAM.DELETE.OBJ_tokenizers",
+    "$JS.API.STREAM.PURGE.OBJ_tokenizers",
+    "engine.js.STREAM.DELETE.KV_desired",
+    "$KV.desired.n2",
+    "$KV.observed.n2",
+    "engine.generate.n2",
+    "engine.log.head",
+]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "engine.js.DIRECT.GET.KV_desired.$KV.desired.n1",
+        "engine.js.STREAM.INFO.KV_desired",
+        "engine.js.STREAM.MSG.GET.OBJ_tokenizers",
+        "$KV.observed.n1",
+        "$O.tokenizers.C.x",
+    ],
+)
+async def test_the_server_is_no_confused_deputy(nats: NatsServer, question: str) -> None:  # noqa: F811
+    """Whatever reply subject n1 names, the answer, empty or not, never acts in the engine's
+    account: no stream is deleted or purged, no other node hears an order."""
+    async with control(nats) as boss, node(nats, "n1") as n1:
+        jetstream = boss.jetstream()
+        desired = await jetstream.key_value("desired")
+        await desired.put("n2", b"state of n2")
+        observed = await jetstream.key_value("observed")
+        await observed.put("n2", b"report of n2")
+        await (await jetstream.object_store("tokenizers")).put("m@v1", b"bundle")
+        heard = await boss.client.subscribe("engine.>")
+        await boss.client.flush()
+        for reply in DANGEROUS_REPLIES:
+            for payload in (b"", b"not json"):
+                await n1.client.publish(question, payload, reply)
+        await n1.client.flush()
+        await asyncio.sleep(0.2)
+        assert (await desired.get("n2")).value == b"state of n2"
+        assert (await observed.get("n2")).value == b"report of n2"
+        tokenizer = await (await jetstream.object_store("tokenizers")).get("m@v1")
+        assert tokenizer.data == b"bundle"
+        assert heard.pending_msgs == 0
+
+
 async def test_no_credentials_no_connection(nats: NatsServer) -> None:  # noqa: F811
     with pytest.raises(BusUnavailable):
         await connect(nats.url, None, "stranger", timeout_s=1)
@@ -145,7 +195,8 @@ def test_every_permission_names_the_node_or_a_shared_bucket() -> None:
 def test_keys_are_made_once_and_private(tmp_path) -> None:
     """A second process issues for the same account; nobody else can read the seeds."""
     first, second = Authority(tmp_path), Authority(tmp_path)
-    assert _issuer(first.node_creds("n1")) == _issuer(second.control_creds())
+    assert _issuer(first.node_creds("n1")) == _issuer(second.node_creds("n2"))
+    assert _issuer(first.control_creds()) == _issuer(second.control_creds())
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("*.nk"))
     assert first.write_node_creds("n1").stat().st_mode & 0o077 == 0
 

@@ -30,8 +30,9 @@ API_TIMEOUT_S = 3.0
 class Bus:
     """An open connection, its JetStream context, and counts of everything that went wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, api_prefix: str = "$JS.API") -> None:
         self.client = Client()
+        self._api_prefix = api_prefix
         self.errors: Counter[str] = Counter()
         self.num_reconnects = 0
         self._on_reconnect: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -48,7 +49,8 @@ class Bus:
         return self.client
 
     def jetstream(self) -> JetStreamContext:
-        return self.require_connected().jetstream(timeout=API_TIMEOUT_S)
+        client = self.require_connected()
+        return client.jetstream(prefix=self._api_prefix, timeout=API_TIMEOUT_S)
 
     def on_reconnect(self, callback: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call after each reconnection: whatever was missed meanwhile must be looked up."""
@@ -83,9 +85,10 @@ async def connect(
     name: str,
     inbox_prefix: str = "_INBOX",
     timeout_s: float | None = None,
+    api_prefix: str = "$JS.API",
 ) -> Bus:
     """Connect, retrying for ``timeout_s`` seconds (None: for ever); raises BusUnavailable."""
-    bus = Bus()
+    bus = Bus(api_prefix)
     attempt = bus.client.connect(
         servers=url.split(","),
         name=name,

@@ -3,11 +3,11 @@
 NATS "decentralised" authentication is a chain of signed claims, so a new node needs a file and not
 a reload of the server::
 
-    operator key  --signs-->  account claim  --signs-->  user claim  (one per node, one for control)
+    operator key  --signs-->  account claims: engine, nodes  --sign-->  user claims: control, nodes
 
 The server trusts the operator and is preloaded with the accounts; a user proves its claim by
-signing a nonce with its own key. The three seeds live in one directory, made once, readable by
-this user only. A claim is a JWT with algorithm ``ed25519-nkey``.
+signing a nonce with its own key. The seeds live in one directory, made once, readable by this user
+only. A claim is a JWT with algorithm ``ed25519-nkey``.
 
 What node ``n1`` may do, and nothing else (a claim that allows anything denies the rest):
 
@@ -17,6 +17,12 @@ publish     its telemetry, its frames, its observed state, tokenizer chunks, and
 subscribe   its generate, cancel and resend subjects, its own desired key (a hint to look), and its
             own inbox: the client must be opened with ``inbox_prefix=node_inbox(node_id)``
 ==========  =======================================================================================
+
+Nodes are in an **account of their own**, which sees of the engine's account only what
+``TO_ENGINE`` and ``TO_NODES`` name. Permissions check the subject of a message, but not the subject
+that it asks the reply to be sent to. In one account a node could therefore let the server itself
+send an answer to ``$JS.API.STREAM.DELETE.KV_desired``, or to another node's desired key (both tried
+and seen to work). Across accounts an answer comes out where the question was asked.
 
 Rejected: a consumer on the desired bucket. Its filter travels in the request's body, where no
 permission can see it, so a node could read every other node's desired state. A plain subscription
@@ -37,10 +43,30 @@ import nkeys
 
 from gpuagent.wire import subjects
 
-ACCOUNT_NAME = "engine"
 MAX_PAYLOAD_BYTES = 1024 * 1024
 MAX_FILE_STORE_BYTES = 4 * 1024**3
 MAX_STREAMS = 32
+
+DESIRED, OBSERVED = f"KV_{subjects.DESIRED_BUCKET}", f"KV_{subjects.OBSERVED_BUCKET}"
+TOKENIZERS = f"OBJ_{subjects.TOKENIZER_BUCKET}"
+ALL_STREAMS = (DESIRED, OBSERVED, TOKENIZERS)
+
+# Between the accounts. A service is asked and answers; a stream is only heard.
+SERVICES_OF_ENGINE = (
+    f"$JS.API.DIRECT.GET.{DESIRED}.$KV.{subjects.DESIRED_BUCKET}.*",
+    *(f"$JS.API.STREAM.INFO.{name}" for name in ALL_STREAMS),
+    f"$JS.API.STREAM.MSG.GET.{TOKENIZERS}",
+    f"$KV.{subjects.OBSERVED_BUCKET}.*",
+    f"$O.{subjects.TOKENIZER_BUCKET}.C.*",
+    f"$O.{subjects.TOKENIZER_BUCKET}.M.*",
+)
+STREAMS_OF_ENGINE = (
+    subjects.generate("*"),
+    subjects.cancel("*"),
+    subjects.resend("*"),
+    f"$KV.{subjects.DESIRED_BUCKET}.*",
+)
+STREAMS_OF_NODES = (subjects.telemetry("*"), subjects.frames("*", "*"))
 
 _NODE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # a '.' would be a second subject token
 
@@ -73,24 +99,17 @@ def node_inbox(node_id: str) -> str:
 def node_permissions(node_id: str) -> Permissions:
     """Least privilege of one node; see the table in the module docstring."""
     node = checked_node_id(node_id)
-    desired, observed = f"KV_{subjects.DESIRED_BUCKET}", f"KV_{subjects.OBSERVED_BUCKET}"
-    tokenizers = f"OBJ_{subjects.TOKENIZER_BUCKET}"
     own_key = f"$KV.{subjects.DESIRED_BUCKET}.{node}"
-    own_observed = f"$KV.{subjects.OBSERVED_BUCKET}.{node}"
     return Permissions(
         publish=(
             subjects.telemetry(node),
             subjects.frames("*", node),
-            own_observed,
+            f"$KV.{subjects.OBSERVED_BUCKET}.{node}",
             f"$O.{subjects.TOKENIZER_BUCKET}.C.*",
             f"$O.{subjects.TOKENIZER_BUCKET}.M.*",
-            f"$JS.API.DIRECT.GET.{desired}.{own_key}",
-            f"$JS.API.DIRECT.GET.{observed}.{own_observed}",
-            f"$JS.API.STREAM.INFO.{desired}",
-            f"$JS.API.STREAM.INFO.{observed}",
-            f"$JS.API.STREAM.INFO.{tokenizers}",
-            f"$JS.API.STREAM.MSG.GET.{tokenizers}",
-            f"$JS.API.DIRECT.GET.{tokenizers}.>",
+            f"{subjects.NODE_JETSTREAM}.DIRECT.GET.{DESIRED}.{own_key}",
+            *(f"{subjects.NODE_JETSTREAM}.STREAM.INFO.{name}" for name in ALL_STREAMS),
+            f"{subjects.NODE_JETSTREAM}.STREAM.MSG.GET.{TOKENIZERS}",
         ),
         subscribe=(
             subjects.generate(node),
@@ -152,6 +171,27 @@ def _account_limits(jetstream: bool) -> dict[str, Any]:
     return limits
 
 
+def _exports(kind: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [{"name": name, "subject": name, "type": kind} for name in names]
+
+
+def _imports(kind: str, names: tuple[str, ...], account: str) -> list[dict[str, Any]]:
+    """The other account's exports under the same subjects, its JetStream under another prefix.
+
+    Every account has a ``$JS.API`` of its own, which answers that JetStream is not enabled here.
+    """
+    return [
+        {**export, "account": account, "local_subject": _local(export["subject"])}
+        for export in _exports(kind, names)
+    ]
+
+
+def _local(subject: str) -> str:
+    renamed = subject.replace("$JS.API.", f"{subjects.NODE_JETSTREAM}.", 1)
+    numbers = iter(range(1, 10))
+    return ".".join(f"${next(numbers)}" if token == "*" else token for token in renamed.split("."))
+
+
 def _user_claim(permissions: Permissions) -> dict[str, Any]:
     return {
         "type": "user",
@@ -189,19 +229,20 @@ class Authority:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory = directory
         self._operator = self._keys("operator", nkeys.PREFIX_BYTE_OPERATOR)
-        self._account = self._keys("account", nkeys.PREFIX_BYTE_ACCOUNT)
+        self._engine = self._keys("account", nkeys.PREFIX_BYTE_ACCOUNT)
+        self._nodes = self._keys("nodes", nkeys.PREFIX_BYTE_ACCOUNT)
         self._system = self._keys("system", nkeys.PREFIX_BYTE_ACCOUNT)
 
     def _keys(self, name: str, prefix: int) -> nkeys.KeyPair:
         return nkeys.from_seed(_kept_seed(self.directory / f"{name}.nk", prefix))
 
     def control_creds(self) -> str:
-        """Credentials of the control plane's processes: everything inside the account."""
-        return self._creds("control", CONTROL_PERMISSIONS)
+        """Credentials of the control plane's processes: everything in the engine's account."""
+        return _creds(self._engine, "control", CONTROL_PERMISSIONS)
 
     def node_creds(self, node_id: str) -> str:
         """Credentials of one node; raises InvalidNodeId."""
-        return self._creds(f"node-{node_id}", node_permissions(node_id))
+        return _creds(self._nodes, f"node-{node_id}", node_permissions(node_id))
 
     def write_control_creds(self) -> Path:
         return _write_private(self.directory / "control.creds", self.control_creds())
@@ -209,15 +250,6 @@ class Authority:
     def write_node_creds(self, node_id: str) -> Path:
         creds = self.node_creds(node_id)
         return _write_private(self.directory / f"node-{node_id}.creds", creds)
-
-    def _creds(self, name: str, permissions: Permissions) -> str:
-        seed = _new_seed(nkeys.PREFIX_BYTE_USER)
-        subject = _public(nkeys.from_seed(seed))
-        claim = _sign(self._account, subject, name, _user_claim(permissions))
-        return (
-            f"-----BEGIN NATS USER JWT-----\n{claim}\n------END NATS USER JWT------\n\n"
-            f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n"
-        )
 
     def server_config(
         self, store_dir: Path, port: int, host: str = "127.0.0.1", monitor_port: int | None = None
@@ -246,17 +278,39 @@ class Authority:
         )
 
     def _preload(self) -> str:
-        accounts = ((self._account, ACCOUNT_NAME, True), (self._system, "system", False))
+        accounts: tuple[tuple[nkeys.KeyPair, str, bool, dict[str, Any]], ...] = (
+            (self._engine, "engine", True, self._engine_links()),
+            (self._nodes, "nodes", False, self._nodes_links()),
+            (self._system, "system", False, {}),
+        )
         return "".join(
-            f"  {_public(keys)}: {self._account_claim(keys, name, jetstream)}\n"
-            for keys, name, jetstream in accounts
+            f"  {_public(keys)}: {self._account_claim(keys, name, jetstream, links)}\n"
+            for keys, name, jetstream, links in accounts
         )
 
-    def _account_claim(self, keys: nkeys.KeyPair, name: str, jetstream: bool) -> str:
+    def _engine_links(self) -> dict[str, Any]:
+        exports = _exports("service", SERVICES_OF_ENGINE) + _exports("stream", STREAMS_OF_ENGINE)
+        return {
+            "exports": exports,
+            "imports": _imports("stream", STREAMS_OF_NODES, _public(self._nodes)),
+        }
+
+    def _nodes_links(self) -> dict[str, Any]:
+        engine = _public(self._engine)
+        services = _imports("service", SERVICES_OF_ENGINE, engine)
+        return {
+            "exports": _exports("stream", STREAMS_OF_NODES),
+            "imports": services + _imports("stream", STREAMS_OF_ENGINE, engine),
+        }
+
+    def _account_claim(
+        self, keys: nkeys.KeyPair, name: str, jetstream: bool, links: dict[str, Any]
+    ) -> str:
         claim = {
             "type": "account",
             "limits": _account_limits(jetstream),
             "default_permissions": {"pub": {}, "sub": {}},
+            **links,
         }
         return _sign(self._operator, _public(keys), name, claim)
 
@@ -266,6 +320,17 @@ class Authority:
         """Write ``nats.conf`` beside the keys, JetStream's files below it; returns its path."""
         config = self.server_config(self.directory / "jetstream", port, host, monitor_port)
         return _write_private(self.directory / "nats.conf", config)
+
+
+def _creds(account: nkeys.KeyPair, name: str, permissions: Permissions) -> str:
+    """A new user key of ``account`` and the claim for it, in the form that clients read."""
+    seed = _new_seed(nkeys.PREFIX_BYTE_USER)
+    subject = _public(nkeys.from_seed(seed))
+    claim = _sign(account, subject, name, _user_claim(permissions))
+    return (
+        f"-----BEGIN NATS USER JWT-----\n{claim}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n"
+    )
 
 
 def _write_private(path: Path, text: str) -> Path:
