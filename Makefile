@@ -69,7 +69,7 @@ no-node:
 
 frontend/node_modules/.installed: frontend/package.json frontend/package-lock.json
 	$(STEP) "installing the dashboard's packages"
-	@$(NPM) ci
+	@$(NPM) ci --silent
 	@touch $@
 
 frontend/dist/.built: frontend/node_modules/.installed $(FRONTEND_SOURCES)

@@ -1,12 +1,14 @@
 """One running product, with the real model, shared by all end-to-end tests."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.product import ROOT, Product, until
+from tests.e2e.product import ROOT, Product, environment, until
 
 # Two virtual devices of one machine; each can hold two replicas of the model.
 DEVICES = "cpu:3GiB,cpu:3GiB"
@@ -24,3 +26,43 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
         assert seconds <= 10.0
         until(lambda: not any(process.is_running() for process in family), 2)
         assert not running.ready_file.exists()
+
+
+@pytest.fixture
+def second_node(product: Product) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent that joins by hand, as on another machine: issued credentials and one command."""
+    issued = subprocess.run(
+        [sys.executable, "manage.py", "node_credentials", "node-2"],
+        cwd=ROOT,
+        env=environment(product.data_dir),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    nats_url = f"nats://127.0.0.1:{product.port('nats')}"
+    options = {
+        "--node-id": "node-2",
+        "--nats-url": nats_url,
+        "--creds": issued.stdout.strip(),
+        "--devices": DEVICES,
+        "--state-dir": str(product.data_dir / "agents" / "node-2"),
+        "--model-cache": str(MODEL_CACHE),
+    }
+    with (product.data_dir / "logs" / "node-2.log").open("ab") as log:
+        agent = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "gpuagent",
+                *(word for pair in options.items() for word in pair),
+            ],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    yield agent
+    if agent.poll() is None:
+        agent.terminate()
+        agent.wait(15)

@@ -2,57 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import DEVICES, MODEL_CACHE
-from tests.e2e.product import ROOT, Product, environment, until
+from tests.e2e.product import Product, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(500)]
-
-
-@pytest.fixture
-def second_node(product: Product) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent that joins by hand, as on another machine: issued credentials and one command."""
-    issued = subprocess.run(
-        [sys.executable, "manage.py", "node_credentials", "node-2"],
-        cwd=ROOT,
-        env=environment(product.data_dir),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    nats_url = f"nats://127.0.0.1:{product.port('nats')}"
-    options = {
-        "--node-id": "node-2",
-        "--nats-url": nats_url,
-        "--creds": issued.stdout.strip(),
-        "--devices": DEVICES,
-        "--state-dir": str(product.data_dir / "agents" / "node-2"),
-        "--model-cache": str(MODEL_CACHE),
-    }
-    with (product.data_dir / "logs" / "node-2.log").open("ab") as log:
-        agent = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gpuagent",
-                *(word for pair in options.items() for word in pair),
-            ],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    yield agent
-    if agent.poll() is None:
-        agent.terminate()
-        agent.wait(15)
 
 
 def test_replicas_spread_and_a_lost_nodes_replica_moves(product, second_node):

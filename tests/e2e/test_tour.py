@@ -3,17 +3,19 @@
 import os
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.product import ROOT
+from tests.e2e.product import ROOT, Product, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 ARTIFACTS = ROOT / "tests" / "e2e" / "artifacts"
 # The pictures that the READMEs show; ENGINE_UPDATE_SCREENSHOTS=1 replaces them.
-SHOWN = ("fleet", "playground", "dark-decisions")
+SHOWN = ("fleet", "playground")
 
 
 def browser() -> Path:
@@ -26,7 +28,41 @@ def browser() -> Path:
     return Path(found[0])
 
 
-def test_a_person_walks_through_every_page(product):
+@pytest.fixture
+def busy(product, second_node) -> Iterator[None]:
+    """Two nodes, more models beside the real one, and somebody who talks to them meanwhile."""
+    until(lambda: "node-2" in {n["node_id"] for n in product.get("nodes/")["results"]}, 60)
+    for name, gib, replicas in (("support-chat", 1, 2), ("summariser", 0.75, 1)):
+        product.post("models/", {"name": name})
+        product.post(
+            f"models/{name}/versions/",
+            {
+                "version": "v1",
+                "source": "simulated://demo?step_ms=25",
+                "gpu_memory": int(gib * 1024**3),
+                "min_replicas": replicas,
+                "max_replicas": replicas,
+            },
+        )
+        until(lambda name=name: product.placements(f"{name}@v1"), 60, product.logs)
+    done = threading.Event()
+    talker = threading.Thread(target=keep_talking, args=(product, done))
+    talker.start()
+    yield
+    done.set()
+    talker.join(60)
+
+
+def keep_talking(product: Product, done: threading.Event) -> None:
+    client = product.openai()
+    while not done.is_set():
+        for name in ("support-chat", "summariser"):
+            client.chat.completions.create(
+                model=name, messages=[{"role": "user", "content": "Go on."}], max_tokens=100
+            )
+
+
+def test_a_person_walks_through_every_page(product, busy):
     """Log in, see every page and detail, talk to the model in the playground, in light, dark and on
     a phone: no error in the console, no 5xx, nothing wider than the screen."""
     chromium = browser()
