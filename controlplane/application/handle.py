@@ -9,7 +9,10 @@ is only believed once the log has nothing newer. So a command that succeeds read
                                      append(expected 3) -> VersionConflict: fold on to 5, decide
     decide -> Conflict or []         nothing newer than 3 in the log? then it stands, else decide
 
-A refused order is a fact of its own: ``CommandRefused`` on the stream ``refusals``.
+The same holds for a command sent again: if it decides anything, the store refuses its used key;
+if it is refused (it is done already, or its If-Match is old by now), its key is looked up before
+the refusal is believed. A refused order is a fact of its own: ``CommandRefused`` on the stream
+``refusals``.
 """
 
 import threading
@@ -97,10 +100,13 @@ class CommandHandler:
         key = scoped(idempotency, meta)
         order = _Order(decider, stream, command, meta, expected_version, key, response, dry_run)
         try:
-            return self._replay(key) or self._decide_and_append(order)
-        except KeyUsed as used:  # by somebody who sent the same at the same time
+            return self._decide_and_append(order)
+        except KeyUsed as used:
             return _replayed(used.stored, key)
         except DomainError as error:
+            first = self._replay(key)
+            if first is not None:
+                return first
             self._record_refusal(order, error)
             raise
 

@@ -11,6 +11,7 @@ Pure, so that every store decides alike. A worked example, with the head at posi
 A refused append leaves no trace: its neighbours in the group are unaffected, and no gap opens.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,6 +39,7 @@ from controlplane.domain.event_types import (
     type_of,
 )
 
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # an escape, not an escaped backslash
 _encodable = msgspec.json.Encoder().encode
 KEY_SECONDS = 24 * 3600.0
 
@@ -58,17 +60,24 @@ class Prepared:
 def prepare(append: Append) -> Prepared:
     """Encode; raises ValueError here, in the caller, for what could not be stored or read again.
 
-    A lone surrogate cannot be stored. NaN can, as null, and would stop every reader for ever.
+    A lone surrogate cannot be stored, NUL not by PostgreSQL. NaN can, as null, and would stop
+    every reader for ever.
     """
-    _encodable((append.stream, append.meta, append.idempotency))
+    _refuse_nul(_encodable((append.stream, append.meta, append.idempotency)))
     return Prepared(append, tuple([_body(event) for event in append.events]))
 
 
 def _body(event: Event) -> tuple[str, int, bytes]:
     kind = type_of(event)
     schema, data = schema_version(kind), encode(event)
+    _refuse_nul(data)
     decode(kind, schema, data)
     return kind, schema, data
+
+
+def _refuse_nul(encoded: bytes) -> None:
+    if b"\\u0000" in encoded and _NUL.search(encoded):
+        raise ValueError("text in the log cannot contain NUL")
 
 
 @dataclass(slots=True)

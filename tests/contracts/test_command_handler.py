@@ -89,6 +89,17 @@ def test_the_same_key_and_body_get_the_first_answer(
     assert again.position == first.position == store.head().position == 1
 
 
+def test_a_resend_with_an_if_match_that_is_old_by_now_gets_the_first_answer(
+    handler: CommandHandler, store: EventStore
+) -> None:
+    """It is old because the first one was carried out."""
+    handler.handle(tenant.DECIDER, STREAM, CREATE, META)
+    send = dict(idempotency=KEY, expected_version=1)
+    handler.handle(tenant.DECIDER, STREAM, tier("premium"), META, **send)  # type: ignore[arg-type]
+    again = handler.handle(tenant.DECIDER, STREAM, tier("premium"), META, **send)  # type: ignore[arg-type]
+    assert again.replayed and store.head().position == 2
+
+
 def test_the_same_key_with_another_body_is_refused(handler: CommandHandler) -> None:
     handler.handle(tenant.DECIDER, STREAM, CREATE, META, idempotency=KEY)
     with pytest.raises(Conflict) as refused:

@@ -120,11 +120,12 @@ def test_the_chain_links_every_record_to_the_one_before(store: EventStore) -> No
 
 
 def test_what_cannot_be_read_again_is_never_stored(store: EventStore) -> None:
-    """NaN and lone surrogates would stop every reader for ever; the log does not take them."""
-    for poison in (created("\ud800"), changed("\ud800"), _with_nan()):
+    """NaN, NUL and lone surrogates would stop some reader for ever; the log takes none of them."""
+    for poison in (created("\ud800"), changed("\ud800"), changed("a\x00"), _with_nan()):
         with pytest.raises(ValueError):
             store.append(append("tenant-acme", 0, poison))
     assert store.head().position == 0
+    store.append(append("tenant-acme", 0, changed("\\u0000 spelt out is text")))
 
 
 def _with_nan() -> object:

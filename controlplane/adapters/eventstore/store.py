@@ -10,6 +10,7 @@ Several processes may write one database; each has its own ``DjangoEventStore``.
 """
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ GROUP_LIMIT = 64
 VERIFY_BATCH = 5_000
 _PURGE_SECONDS = 60.0
 _MAX_REMEMBERED_STREAMS = 50_000
-_MAX_IDLE_SESSIONS = 8
+_MAX_SESSIONS = 8
 
 _STREAM = (
     f"SELECT {COLUMNS} FROM eventstore_event WHERE stream = ? AND version > ? ORDER BY version"
@@ -251,22 +252,29 @@ class Writer:
 
 
 class SessionPool:
-    """Idle connections for reading, newest first; one that failed is not used again."""
+    """Connections for reading: at most ``_MAX_SESSIONS`` at once, others wait for their turn.
+
+    The one used last is used next. One that failed is not used again, nor are the idle ones then:
+    a server that restarted has broken those too.
+    """
 
     def __init__(self, connect: Callable[[], Session]) -> None:
         self._connect = connect
-        self._idle: deque[Session] = deque(maxlen=_MAX_IDLE_SESSIONS)
+        self._idle: deque[Session] = deque()
+        self._free = threading.BoundedSemaphore(_MAX_SESSIONS)
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        session = self._take()
-        try:
-            yield session
-        except session.errors as error:
-            self.close()  # a restarted server has broken the other ones too
-            raise session.unavailable(error) from error
-        else:
-            self._idle.append(session)
+        with self._free:
+            session = self._take()
+            try:
+                yield session
+            except session.errors as error:
+                session.close()
+                self.close()
+                raise session.unavailable(error) from error
+            else:
+                self._idle.append(session)
 
     def close(self) -> None:
         while self._idle:

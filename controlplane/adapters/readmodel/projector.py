@@ -194,12 +194,9 @@ def _good(head: Head, events: list[RecordedEvent]) -> tuple[list[RecordedEvent],
 
 
 def _write(cursor: Any, changes: Sequence[tuple[type[Row], Any, Row | None]]) -> None:
-    """Bring the tables to the rows: one statement for each table and kind of change."""
+    """Bring the tables to the rows."""
     for table, codec in CODECS.items():
         mine = [(key, row) for changed, key, row in changes if changed is table]
-        gone = [(key,) for key, row in mine if row is None]
-        put = [codec.encode(row) for _, row in mine if row is not None]
-        if gone:
-            cursor.executemany(codec.delete, gone)
-        if put:
-            cursor.executemany(codec.upsert, put)
+        gone = [key for key, row in mine if row is None]
+        put = [row for _, row in mine if row is not None]
+        codec.write(cursor, gone, put, cursor.db.vendor)
