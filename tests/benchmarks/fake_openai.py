@@ -8,6 +8,7 @@ import re
 import sys
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_OK = "HTTP/1.1 200 OK\r\n"
 _IDENTITY = '"id":"chatcmpl-1","created":1700000000,"model":"fake"'
 
 

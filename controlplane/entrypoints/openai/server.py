@@ -43,34 +43,35 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.on_lost is not None:
             self.on_lost()
 
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is not None:  # a head is on its way: it may not grow without end
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self._has_ended(data):
+                self._cut()
+                return
+        super().data_received(data)
+
+    def _has_ended(self, data: bytes) -> bool:
+        """Whether the head ends in this piece, of which the rest is body."""
+        return data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) >= 0
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
         if self._deadline is None:
             self._expect_head()
 
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         self._head_is_in()
+        if len(self.headers) > MAX_HEADERS:
+            self._cut()
+            raise ValueError("too many headers")  # stops the parser
         self.scope["state"][CONNECTION] = self
         super().on_headers_complete()
 
     def abort(self) -> None:
         """Drop the connection: closing would wait for the client to read what is buffered."""
         self.transport.abort()
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
-            self._cut()
-            raise ValueError("the request's head is too large")  # stops the parser
 
     def _expect_head(self) -> None:
         self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._cut)
