@@ -4,6 +4,8 @@ Raw, since Django's cursors cost more than the statements they run here. The two
 in how a group is locked and written: see ``sqlite`` and ``postgres``.
 """
 
+from abc import ABC, abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -35,40 +37,43 @@ RETURNING epoch
 """
 
 
-class Session:
+class Session(ABC):
     """A connection that one caller uses at a time."""
 
     errors: ClassVar[type[Exception]]  # everything the driver raises
     failures: ClassVar[type[Exception]]  # those that the statements are not to blame for
 
+    @abstractmethod
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        raise NotImplementedError
+        """All rows of a statement."""
 
+    @abstractmethod
     def lock_head(self, known: Head | None) -> Head:
         """Begin a transaction and return the head, which no other writer can move now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def versions(self, streams: Iterable[str]) -> dict[str, int]:
         """The last version of each stream, 0 if it is new."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, batch: Batch, before: Head, now: float) -> bool:
         """Write and commit the batch; False if the head was no longer ``before``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, before: Head) -> bool:
         """End the transaction with nothing written; False if the head was no longer ``before``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rollback(self) -> None:
-        raise NotImplementedError
+        """End the transaction, whatever state it is in."""
 
+    @abstractmethod
     def unavailable(self, error: Exception) -> StoreUnavailable:
         """What a caller is told of a driver's error."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Close the connection."""
 
     def head(self, suffix: str = "") -> Head:
         """The head row; made first if the table is empty."""
