@@ -5,7 +5,6 @@ in how a group is locked and written: see ``sqlite`` and ``postgres``.
 """
 
 from abc import ABC, abstractmethod
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 

@@ -24,6 +24,7 @@ class Command(BaseCommand):
         application = import_string(settings.ASGI_APPLICATION)
         configure_logs()
         log_through_structlog()
+
         def listening(port: int) -> None:
             if options["port_file"]:
                 options["port_file"].write_text(f"{port}\n")
