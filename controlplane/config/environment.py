@@ -42,9 +42,10 @@ class Environment(BaseSettings):
     cluster_id: str = Field(default="engine", description="Names this installation to its agents.")
     tier_limits: str = Field(
         default="",
-        description="JSON by tier: requests_per_minute, tokens_per_minute, max_open; empty: default.",
+        description="JSON by tier: requests_per_minute, tokens_per_minute, max_open.",
     )
     jwt_issuers: Path | None = Field(default=None, description="JSON file of trusted JWT issuers.")
+    https: bool = Field(default=False, description="Served over TLS: secure cookies, HSTS.")
     operator_tenant: str = Field(
         default="operators", description="Its keys act for the whole fleet."
     )

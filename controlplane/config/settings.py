@@ -124,6 +124,11 @@ CLUSTER_ID = ENV.cluster_id
 NATS_URL = ENV.nats_url
 NATS_CREDS = ENV.nats_creds
 FRONTEND_DIR = (ENV.frontend_dir or BASE_DIR / "frontend" / "dist").resolve()
+# Behind a proxy that ends TLS, redirects to it, and decides about subdomains.
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = ENV.https
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.https else None
+SECURE_HSTS_SECONDS = 365 * 24 * 3600 if ENV.https else 0
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W008", "security.W021"]
 # The built dashboard, beside the API: files with a hash in their name never change.
 WHITENOISE_ROOT = FRONTEND_DIR if FRONTEND_DIR.is_dir() else None
 WHITENOISE_IMMUTABLE_FILE_TEST = r"^.+[.-][0-9A-Za-z_-]{8,}\.[a-z0-9]+$"

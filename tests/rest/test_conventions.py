@@ -1,5 +1,11 @@
 """What holds for every write and every read, shown on tenants, models and routes."""
 
+from typing import Any
+
+from controlplane import bootstrap
+from controlplane.application.ports import EventMeta
+from controlplane.domain import model, node
+from controlplane.domain.ids import NodeId
 from tests.rest.conftest import Api, key_of, position_of
 
 SPEC = {"version": "v1", "source": "simulated://demo", "gpu_memory": 1 << 30}
@@ -146,6 +152,31 @@ def test_models_versions_routes_and_their_refusals(admin: Api) -> None:
     assert (other.status_code, other.json()["code"]) == (409, "version_exists")
     assert admin.post("models/m/versions/v1/retire/", {}).status_code == 200
     assert admin.delete("routes/chat/").status_code == 200
+
+
+def test_a_list_costs_the_same_queries_however_long(
+    admin: Api, django_assert_max_num_queries: Any
+) -> None:
+    write_something_of_everything()
+    for path in ("tenants/", "models/", "routes/", "nodes/", "placements/", "decisions/",
+                 "events/", "requests/"):  # fmt: skip
+        with django_assert_max_num_queries(6):  # session, user and role are three of them
+            assert admin.get(path).status_code == 200, path
+    assert len(admin.get("nodes/").json()["results"]) == 3
+
+
+def write_something_of_everything() -> None:
+    handler, meta = bootstrap.command_handler(), EventMeta(actor="system:test")
+    for index in range(6):
+        name = f"m{index}"
+        spec = model.VersionSpec(version="v1", source="simulated://x", gpu_memory=1)
+        for command in (model.RegisterModel(name, 1.0), model.AddVersion(name, spec, 1.0)):
+            handler.handle(model.DECIDER, f"model-{name}", command, meta)
+    for node_id in map(NodeId, ("n1", "n2", "n3")):
+        joined = node.NodeJoined(node_id, "b", "z", (), 1.0)
+        record = node.RecordNodeEvents(node_id, (joined,), 1.0)
+        handler.handle(node.DECIDER, f"node-{node_id}", record, meta)
+    bootstrap.projector().catch_up_all()
 
 
 def test_a_suspended_tenants_key_administers_nothing(admin: Api) -> None:

@@ -7,6 +7,7 @@ or as it was (``as_of``).
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,7 +44,7 @@ from controlplane.projections.base import Row
 from controlplane.projections.catalog import Alias, Model, Version
 from controlplane.projections.decisions import Decision
 from controlplane.projections.fleet import Node, Replica
-from controlplane.projections.fold import ALL, STATE, fold_rows
+from controlplane.projections.fold import STATE, fold_rows
 from controlplane.projections.routes import Route
 from controlplane.projections.tenants import ApiKey, Tenant
 
@@ -111,16 +112,12 @@ def _projector() -> Projector:
     return bootstrap.projector()
 
 
-def source_of(as_of: str | None, history: bool = False) -> tuple[Source, int]:
-    """The rows now, or as of a position or time, with the position they are at.
-
-    ``history``: the decisions too, which only people read.
-    """
+def source_of(as_of: str | None, reached: int) -> tuple[Source, int]:
+    """The rows now, which are at least at ``reached``, or as of a position or time; and where."""
     if as_of is None:
-        return DatabaseSource(), position()
+        return DatabaseSource(), reached
     upto = _position_of(as_of)
-    rows = fold_rows(_log_until(upto), ALL if history else STATE)
-    return FoldedSource(rows), upto
+    return FoldedSource(fold_rows(_log_until(upto), STATE)), upto
 
 
 def _log_until(upto: int) -> Iterable[Any]:
@@ -224,12 +221,15 @@ def models(source: Source, query: Json, tenant_id: str | None) -> Page:
     equal = {"name": query["name"]} if "name" in query else {}
     visible = source.select(Model, Selection(equal, lambda row: _may_use(row, tenant_id)))
     count, rows = page(visible, query)
-    return count, [_model_json(source, row) for row in rows]
+    versions: defaultdict[str, list[Version]] = defaultdict(list)
+    for one in source.select(Version, Selection(order="added_at_position")):
+        versions[one.model].append(one)
+    return count, [_model_json(row, versions[row.name]) for row in rows]
 
 
 def model(source: Source, name: str, tenant_id: str | None) -> Found:
     row = _model(source, name, tenant_id)
-    return Found(_model_json(source, row), row.version)
+    return Found(_model_json(row, _versions_of(source, name)), row.version)
 
 
 def versions(source: Source, name: str, query: Json, tenant_id: str | None) -> Page:
@@ -264,13 +264,13 @@ def _versions_of(source: Source, name: str) -> list[Version]:
     return source.select(Version, Selection({"model": name}, order="added_at_position"))
 
 
-def _model_json(source: Source, row: Model) -> Json:
+def _model_json(row: Model, versions: list[Version]) -> Json:
     return {
         "name": row.name,
         "default_version": row.default_version,
         "aliases": list(row.aliases),
         "access": _json(row.access),
-        "versions": [_version_json(one) for one in _versions_of(source, row.name)],
+        "versions": [_version_json(one) for one in versions],
         "created_at": row.created_at,
     }
 
@@ -349,12 +349,16 @@ def require_free_names(command: Any) -> None:
 def nodes(source: Source, query: Json) -> Page:
     equal: Json = {name: query[name] for name in ("status", "zone") if name in query}
     count, rows = page(source.select(Node, Selection(equal)), query)
-    return count, [_node_json(source, row) for row in rows]
+    replicas: defaultdict[str, list[Replica]] = defaultdict(list)
+    for one in source.select(Replica):
+        replicas[one.node_id].append(one)
+    return count, [_node_json(row, replicas[row.node_id]) for row in rows]
 
 
 def node(source: Source, node_id: str) -> Found:
     row = _required(source.get(Node, node_id), "node", node_id)
-    return Found(_node_json(source, row), row.version)
+    replicas = source.select(Replica, Selection({"node_id": node_id}))
+    return Found(_node_json(row, replicas), row.version)
 
 
 def placements(source: Source, query: Json) -> Page:
@@ -366,11 +370,10 @@ def placements(source: Source, query: Json) -> Page:
     return count, [_replica_json(row) for row in rows]
 
 
-def _node_json(source: Source, row: Node) -> Json:
+def _node_json(row: Node, replicas: list[Replica]) -> Json:
     body = _json(row)
     del body["version"]
-    mine = source.select(Replica, Selection({"node_id": row.node_id}))
-    return {**body, "replicas": [_replica_json(one) for one in mine]}
+    return {**body, "replicas": [_replica_json(one) for one in replicas]}
 
 
 def _replica_json(row: Replica) -> Json:

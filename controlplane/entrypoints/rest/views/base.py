@@ -28,8 +28,8 @@ class ApiView(APIView):
     content_negotiation_class = AnyAccept
 
     def source(self, query: dict[str, Any]) -> tuple[Source, int]:
-        reading.wait_for(query.get("min_position"))
-        return reading.source_of(query.get("as_of"))
+        reached = reading.wait_for(query.get("min_position"))
+        return reading.source_of(query.get("as_of"), reached)
 
     def respond_one(self, request: Request, find: Callable[[Source], reading.Found]) -> Response:
         """One thing of the read model, with its ETag and the position it was read at."""
