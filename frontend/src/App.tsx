@@ -42,7 +42,7 @@ export function App() {
     <MantineProvider theme={theme} defaultColorScheme="auto">
       <QueryClientProvider client={queries}>
         <RouterProvider router={router} />
-        <Notifications position="bottom-right" />
+        <Notifications position="bottom-right" limit={3} containerWidth={340} />
       </QueryClientProvider>
     </MantineProvider>
   );

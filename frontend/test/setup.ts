@@ -1,4 +1,5 @@
 /** What jsdom lacks and a browser has. */
+import { notifications } from "@mantine/notifications";
 import { cleanup } from "@testing-library/react";
 import { afterEach, vi } from "vitest";
 
@@ -30,5 +31,6 @@ Object.defineProperty(document, "fonts", { value: new EventTarget() });
 
 afterEach(() => {
   cleanup();
+  notifications.clean();
   document.body.replaceChildren();
 });

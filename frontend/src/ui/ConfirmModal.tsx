@@ -16,22 +16,21 @@ export interface Confirmation {
 export function ConfirmModal(props: { ask: Confirmation | null; onClose: () => void }) {
   const { ask, onClose } = props;
   const [reason, setReason] = useState("");
+  const shown = useLast(ask);
+  if (shown === null) return null;
   const close = () => {
     setReason("");
     onClose();
   };
   return (
     <FormModal
-      title={ask?.title ?? ""}
+      {...shown}
       opened={ask !== null}
       onClose={close}
-      submitLabel={ask?.label ?? ""}
-      submit={() => ask?.run(reason) ?? Promise.resolve()}
-      done={ask?.done ?? ""}
-      touches={ask?.touches ?? []}
-      danger={ask?.danger}
+      submitLabel={shown.label}
+      submit={() => shown.run(reason)}
     >
-      <Text size="sm">{ask?.text}</Text>
+      <Text size="sm">{shown.text}</Text>
       <TextInput
         label="Reason"
         description="Optional. Kept in the event log."
@@ -40,4 +39,11 @@ export function ConfirmModal(props: { ask: Confirmation | null; onClose: () => v
       />
     </FormModal>
   );
+}
+
+/** The last question that was asked, so that the dialog does not go blank while it fades out. */
+function useLast(ask: Confirmation | null): Confirmation | null {
+  const [last, setLast] = useState(ask);
+  if (ask !== null && ask !== last) setLast(ask);
+  return ask ?? last;
 }

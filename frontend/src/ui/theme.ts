@@ -9,6 +9,7 @@ import {
   InputWrapper,
   type MantineColorsTuple,
   Modal,
+  Notification,
   NumberInput,
   Select,
   Switch,
@@ -61,13 +62,12 @@ const gray: MantineColorsTuple = [
 const veil = { color: "#0b1210", backgroundOpacity: 0.35, blur: 0 };
 const panel = { title: { fontWeight: 600, fontSize: 15 } };
 
+const close = { "aria-label": "Close" };
 const dense = { defaultProps: { size: "xs" } };
 
 export const theme = createTheme({
   primaryColor: "signal",
-  primaryShade: { light: 6, dark: 4 },
-  autoContrast: true,
-  luminanceThreshold: 0.35,
+  primaryShade: 7,
   colors: { signal, dark, gray },
   defaultRadius: "sm",
   cursorType: "pointer",
@@ -95,16 +95,29 @@ export const theme = createTheme({
     Switch: Switch.extend(dense),
     TextInput: TextInput.extend(dense),
     Textarea: Textarea.extend(dense),
+    Notification: Notification.extend({ defaultProps: { closeButtonProps: close } }),
     NumberInput: NumberInput.extend(dense),
     Select: Select.extend({
       defaultProps: { size: "xs", checkIconPosition: "right", comboboxProps: { shadow: "md" } },
     }),
     Modal: Modal.extend({
-      defaultProps: { centered: true, padding: "lg", size: "md", overlayProps: veil },
+      defaultProps: {
+        centered: true,
+        padding: "lg",
+        size: "md",
+        overlayProps: veil,
+        closeButtonProps: close,
+      },
       styles: panel,
     }),
     Drawer: Drawer.extend({
-      defaultProps: { position: "right", padding: "lg", size: 660, overlayProps: veil },
+      defaultProps: {
+        position: "right",
+        padding: "lg",
+        size: 660,
+        overlayProps: veil,
+        closeButtonProps: close,
+      },
       styles: panel,
     }),
     Spotlight: { defaultProps: { overlayProps: veil } },

@@ -51,6 +51,18 @@ export async function goTo(page, name) {
   await page.getByRole("heading", { name, level: 1 }).waitFor();
 }
 
+/** Everything that can be pressed or followed says what it is. */
+export async function expectNames(page, where) {
+  const nameless = await page
+    .locator("button:visible, a:visible")
+    .evaluateAll((elements) =>
+      elements
+        .filter((each) => !each.ariaLabel && !each.textContent.trim() && !each.ariaHidden)
+        .map((each) => each.outerHTML.slice(0, 200)),
+    );
+  expect(nameless.length === 0, `${where} has controls without a name: ${nameless.join(" ")}`);
+}
+
 export async function pick(scope, page, label, value) {
   await scope.getByLabel(label, { exact: true }).and(scope.locator("input")).click();
   await page.getByRole("option", { name: value, exact: true }).first().click();

@@ -10,7 +10,7 @@
  *
  * Exits 1 on the first failed expectation and names it; console errors and failed responses count.
  */
-import { expect, goTo, inBrowser, logIn, pick, shot, TOUR_URL } from "./browser.mjs";
+import { expect, expectNames, goTo, inBrowser, logIn, pick, shot, TOUR_URL } from "./browser.mjs";
 
 const PAGES = [
   "Fleet",
@@ -29,6 +29,7 @@ async function visit(page, name) {
   await page.locator("[aria-busy=true]").first().waitFor({ state: "detached" });
   await page.waitForTimeout(400);
   expect((await page.getByRole("alert").count()) === 0, `${name} shows an alert`);
+  await expectNames(page, name);
   await shot(page, name.toLowerCase());
 }
 
@@ -70,6 +71,7 @@ async function openDetail(page, from, find, name) {
   await thing.click();
   await page.waitForTimeout(1_200);
   expect((await page.getByRole("alert").count()) === 0, `${name} shows an alert`);
+  await expectNames(page, name);
   await shot(page, name);
   await page.keyboard.press("Escape");
   await page.waitForTimeout(300);
