@@ -30,6 +30,7 @@ class FleetState:
     placement: Placement = field(default_factory=Placement)
     nodes: dict[str, Node] = field(default_factory=dict)
     position: int = 0
+    _by_version: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
 
     def apply(self, recorded: RecordedEvent) -> None:
         event = recorded.event
@@ -38,6 +39,7 @@ class FleetState:
             self.nodes[event.node_id] = nodes.evolve(known, event)
         elif isinstance(event, PlacementDecided):
             self.placement = placements.evolve(self.placement, event)
+            self._by_version = _by_version(self.placement)
         else:
             self.catalog.apply(event)
         self.position = recorded.position
@@ -50,10 +52,9 @@ class FleetState:
 
     def num_ready(self, version_id: str) -> int:
         return sum(
-            assignment.version_id == version_id
-            and self.replica_state(assignment) == "ready"
+            self.replica_state(assignment) == "ready"
             and self.nodes[assignment.node_id].status == "ready"
-            for assignment in self.placement.assignments.values()
+            for assignment in self._by_version.get(version_id, ())
         )
 
     def unplaced_reason(self, version_id: str) -> str:
@@ -77,8 +78,7 @@ class FleetState:
         local = num_local or {}
         return [
             self._view(assignment, loads, monotonic, local.get(assignment.replica_id, 0))
-            for assignment in self.placement.assignments.values()
-            if assignment.version_id == version_id
+            for assignment in self._by_version.get(version_id, ())
         ]
 
     def _view(
@@ -101,6 +101,14 @@ class FleetState:
             **_device_figures(device),
             **_replica_figures(replica),
         )
+
+
+def _by_version(placement: Placement) -> dict[str, tuple[Assignment, ...]]:
+    """So that a request looks at its own version's replicas and not at the whole fleet's."""
+    grouped: dict[str, list[Assignment]] = {}
+    for assignment in placement.assignments.values():
+        grouped.setdefault(assignment.version_id, []).append(assignment)
+    return {version: tuple(found) for version, found in grouped.items()}
 
 
 def _find(replicas: tuple[ReplicaLoad, ...], replica_id: str) -> ReplicaLoad | None:
