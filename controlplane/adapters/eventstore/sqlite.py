@@ -11,8 +11,6 @@ from controlplane.application.sequencer import Batch
 _INSERT = f"INSERT INTO eventstore_event ({COLUMNS}) VALUES ({', '.join('?' * 14)})"
 _MOVE_HEAD = "UPDATE eventstore_head SET position = ?, hash = ? WHERE id = 1"
 _VERSION = "SELECT max(version) FROM eventstore_event WHERE stream = ?"
-# Longer than SQLite's 1,000 pages: a checkpoint syncs twice and blocks the append that triggers it.
-_CHECKPOINT = "PRAGMA wal_autocheckpoint = 4000"
 _KEEP_KEY = "INSERT INTO eventstore_idempotencykey VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -31,7 +29,6 @@ class SqliteSession(Session):
             raw = sqlite3.connect(**params)
             for command in filter(None, map(str.strip, wrapper.init_commands)):
                 raw.execute(command)
-            raw.execute(_CHECKPOINT)
         except sqlite3.Error as error:
             raise _unavailable(error) from error
         return cls(raw)
