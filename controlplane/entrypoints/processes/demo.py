@@ -210,6 +210,7 @@ def curl_line(ready: dict[str, Any]) -> str:
     body = {
         "model": ready["model"],
         "stream": True,
+        "temperature": 0,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
     return (
