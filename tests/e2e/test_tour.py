@@ -62,13 +62,12 @@ def keep_talking(product: Product, done: threading.Event) -> None:
             )
 
 
-def test_a_person_walks_through_every_page(product, busy):
-    """Log in, see every page and detail, talk to the model in the playground, in light, dark and on
-    a phone: no error in the console, no 5xx, nothing wider than the screen."""
+def walk(product: Product, script: str) -> None:
+    """Run one of the frontend's browser scripts against the running product."""
     chromium = browser()
     ready = product.ready
     done = subprocess.run(
-        ["node", "test/browser/tour.mjs"],
+        ["node", f"test/browser/{script}.mjs"],
         cwd=ROOT / "frontend",
         env={
             **os.environ,
@@ -85,7 +84,18 @@ def test_a_person_walks_through_every_page(product, busy):
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr + product.logs()
+
+
+def test_a_person_walks_through_every_page(product, busy):
+    """Log in, see every page and detail, talk to the model in the playground, in light, dark and on
+    a phone: no error in the console, no 5xx, nothing wider than the screen."""
+    walk(product, "tour")
     for name in SHOWN:
         assert (ARTIFACTS / f"{name}.png").stat().st_size > 10_000
         if os.environ.get("ENGINE_UPDATE_SCREENSHOTS"):
             shutil.copy(ARTIFACTS / f"{name}.png", ROOT / "deploy" / "screenshots")
+
+
+def test_a_person_gives_every_kind_of_order(product):
+    """Create, change, retire, suspend, revoke, route and drain, all through the dashboard."""
+    walk(product, "orders")
