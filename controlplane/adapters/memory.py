@@ -33,14 +33,13 @@ class MemoryEventStore:
         self._streams: dict[str, list[RecordedEvent]] = {}
         self._keys: dict[str, tuple[StoredResponse, float]] = {}
         self._leases: dict[str, Lease] = {}
-        self._num_ids = 0
 
     def append(self, append: Append) -> Appended:
         prepared = prepare(append)
         with self._lock:
             now = self._clock.now()
             versions = {append.stream: len(self._streams.get(append.stream, ()))}
-            batch = sequence([prepared], self._head(), versions, self._used(now), now, self._new_id)
+            batch = sequence([prepared], self._head(), versions, self._used(now), now)
             self._keep(batch, now)
         outcome = batch.outcomes[0]
         if isinstance(outcome, Exception):
@@ -87,10 +86,6 @@ class MemoryEventStore:
 
     def _used(self, now: float) -> dict[str, StoredResponse]:
         return {key: kept for key, (kept, at) in self._keys.items() if at > now - KEY_SECONDS}
-
-    def _new_id(self, now: float) -> str:
-        self._num_ids += 1
-        return f"{self._num_ids:032x}"
 
     def _keep(self, batch: Batch, now: float) -> None:
         for recorded in recorded_events(batch.rows):

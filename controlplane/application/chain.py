@@ -5,7 +5,7 @@ The canonical record of an event is one line of JSON, a newline, and its stored 
     ["position",...]        header: an array, in the order of ``RecordedEvent``'s columns
     {"at":1.0,"type":...}   data, exactly as stored
 
-    [7,"tenant-acme",1,"0197…","TenantCreated",1,"user:ada","req-1","","10.0.0.1","",1700000000.5]
+    [7,"tenant-acme",1,"TenantCreated",1,"user:ada","req-1","","10.0.0.1","",1700000000.5]
 
 JSON escapes newlines, so the first newline ends the header and no two records share their bytes.
 The hash of position n is SHA-256(hash of n-1 || record of n); position 1 follows 32 zero bytes.
@@ -23,15 +23,15 @@ GENESIS = Head(0, bytes(32))
 _encode = msgspec.json.Encoder().encode
 
 
-# position, stream, version, event_id, type, schema_version, data, actor, correlation_id,
+# position, stream, version, type, schema_version, data, actor, correlation_id,
 # causation_id, address, reason, recorded_at
-Columns = tuple[int, str, int, str, str, int, bytes, str, str, str, str, str, float]
+Columns = tuple[int, str, int, str, int, bytes, str, str, str, str, str, float]
 
 
 def link(previous: bytes, columns: Columns) -> bytes:
     """The hash (32 bytes) of one record after ``previous``."""
-    header = _encode(columns[:6] + columns[7:])
-    return sha256(b"%b%b\n%b" % (previous, header, columns[6])).digest()
+    header = _encode(columns[:5] + columns[6:])
+    return sha256(b"%b%b\n%b" % (previous, header, columns[5])).digest()
 
 
 def follow(head: Head, events: Iterable[RecordedEvent]) -> Head:
@@ -58,7 +58,6 @@ def columns_of(event: RecordedEvent) -> Columns:
         event.position,
         event.stream,
         event.version,
-        event.event_id,
         event.type,
         event.schema_version,
         event.data,

@@ -44,7 +44,6 @@ class RecordedEvent(msgspec.Struct, frozen=True, gc=False):
     position: int
     stream: str
     version: int
-    event_id: str
     type: str
     schema_version: int
     data: bytes
@@ -52,6 +51,12 @@ class RecordedEvent(msgspec.Struct, frozen=True, gc=False):
     recorded_at: float
     hash: bytes
     event: Event
+
+    @property
+    def event_id(self) -> str:
+        """``tenant-acme:7``: unique since a stream has each version once, and the same on a
+        resend. A random id was rejected: its unique index is one more page per append."""
+        return f"{self.stream}:{self.version}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ A refused append leaves no trace: its neighbours in the group are unaffected, an
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -44,9 +44,8 @@ _encodable = msgspec.json.Encoder().encode
 KEY_SECONDS = 24 * 3600.0
 
 # ``chain.Columns`` and the hash
-Row = tuple[int, str, int, str, str, int, bytes, str, str, str, str, str, float, bytes]
+Row = tuple[int, str, int, str, int, bytes, str, str, str, str, str, float, bytes]
 Outcome = Appended | Exception
-NewId = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,6 @@ def sequence(
     versions: Mapping[str, int],
     used: Mapping[str, StoredResponse],
     now: float,
-    new_id: NewId,
 ) -> Batch:
     """Place ``group`` after ``head``.
 
@@ -106,7 +104,7 @@ def sequence(
     batch = Batch(head, versions=dict(versions))
     for prepared in group:
         refusal = _refusal(prepared.append, batch, used)
-        batch.outcomes.append(refusal or _place(prepared, batch, now, new_id))
+        batch.outcomes.append(refusal or _place(prepared, batch, now))
     return batch
 
 
@@ -123,14 +121,14 @@ def _refusal(append: Append, batch: Batch, used: Mapping[str, StoredResponse]) -
     return None
 
 
-def _place(prepared: Prepared, batch: Batch, now: float, new_id: NewId) -> Appended:
+def _place(prepared: Prepared, batch: Batch, now: float) -> Appended:
     append, meta = prepared.append, prepared.append.meta
     position, digest = batch.head.position, batch.head.hash
     version = batch.versions[append.stream]
     about = (meta.actor, meta.correlation_id, meta.causation_id, meta.address, meta.reason, now)
     for body in prepared.bodies:
         position, version = position + 1, version + 1
-        columns = (position, append.stream, version, new_id(now), *body, *about)
+        columns = (position, append.stream, version, *body, *about)
         digest = link(digest, columns)
         batch.rows.append((*columns, digest))
     batch.head, batch.versions[append.stream] = Head(position, digest), version
@@ -162,14 +160,14 @@ def recorded_events(rows: Iterable[Row]) -> list[RecordedEvent]:
 
 
 def _recorded_event(row: Row) -> RecordedEvent:
-    position, stream, version, event_id, kind, schema, data = row[:7]
+    position, stream, version, kind, schema, data = row[:6]
     try:
         event = decode(kind, schema, data)
     except ValueError as error:  # not JSON, not UTF-8, or not of this type
         raise IntegrityError(position, "the stored data cannot be decoded") from error
-    meta = _meta(*row[7:12])
+    meta = _meta(*row[6:11])
     return RecordedEvent(
-        position, stream, version, event_id, kind, schema, data, meta, row[12], row[13], event
+        position, stream, version, kind, schema, data, meta, row[11], row[12], event
     )
 
 

@@ -28,7 +28,7 @@ def test_what_is_appended_is_read_back(store: EventStore) -> None:
     assert (first.position, first.version, first.stream) == (1, 1, "tenant-acme")
     assert (first.type, first.schema_version, first.meta) == ("TenantCreated", 1, META)
     assert first.event == created() and second.event == changed()
-    assert first.event_id != second.event_id
+    assert (first.event_id, second.event_id) == ("tenant-acme:1", "tenant-acme:2")
     assert [first, second] == store.read_all(0, 10)
     assert store.replay("tenant-acme") == [created(), changed()]
 

@@ -9,7 +9,6 @@ class Event(models.Model):
     position = models.BigIntegerField(primary_key=True)
     stream = models.TextField()
     version = models.BigIntegerField()
-    event_id = models.TextField(unique=True)
     type = models.TextField()
     schema_version = models.IntegerField()
     data = models.BinaryField()

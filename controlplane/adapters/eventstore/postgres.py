@@ -20,7 +20,7 @@ from controlplane.adapters.eventstore.session import COLUMNS, Session
 from controlplane.application.ports import Head, StoredResponse, StoreUnavailable
 from controlplane.application.sequencer import Batch
 
-_TYPES = ["int8", "text", "int8", "text", "text", "int4", "bytea", *["text"] * 5, "float8", "bytea"]
+_TYPES = ["int8", "text", "int8", "text", "int4", "bytea", *["text"] * 5, "float8", "bytea"]
 _ARRAYS = ", ".join(f"%b::{kind}[]" for kind in _TYPES)
 _WRITE = f"""
 WITH moved AS (
@@ -98,7 +98,7 @@ class PostgresSession(Session):
         return {key: StoredResponse(*stored) for key, *stored in rows}
 
     def write(self, batch: Batch, before: Head, now: float) -> bool:
-        columns = list(zip(*batch.rows, strict=True)) or [()] * 14
+        columns = list(zip(*batch.rows, strict=True)) or [()] * 13
         params = [batch.head.position, batch.head.hash, before.position, before.hash]
         params.extend(map(list, columns))
         if batch.keys:

@@ -15,7 +15,7 @@ from controlplane.application.ports import Head, StoredResponse, StoreUnavailabl
 from controlplane.application.sequencer import Batch
 
 COLUMNS = (
-    "position, stream, version, event_id, type, schema_version, data,"
+    "position, stream, version, type, schema_version, data,"
     " actor, correlation_id, causation_id, address, reason, recorded_at, hash"
 )
 HEAD = "SELECT position, hash FROM eventstore_head WHERE id = 1"

@@ -8,7 +8,7 @@ from controlplane.adapters.eventstore.session import COLUMNS, Session
 from controlplane.application.ports import Head, StoreUnavailable
 from controlplane.application.sequencer import Batch
 
-_INSERT = f"INSERT INTO eventstore_event ({COLUMNS}) VALUES ({', '.join('?' * 14)})"
+_INSERT = f"INSERT INTO eventstore_event ({COLUMNS}) VALUES ({', '.join('?' * 13)})"
 _MOVE_HEAD = "UPDATE eventstore_head SET position = ?, hash = ? WHERE id = 1"
 _VERSION = "SELECT max(version) FROM eventstore_event WHERE stream = ?"
 _KEEP_KEY = "INSERT INTO eventstore_idempotencykey VALUES (?, ?, ?, ?, ?, ?)"

@@ -9,13 +9,11 @@ in order, and of two appends with one expected version exactly one wins, without
 Several processes may write one database; each has its own ``DjangoEventStore``.
 """
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import Any
 
 from controlplane.adapters.eventstore.group import GroupCommit
@@ -98,7 +96,7 @@ class DjangoEventStore:
         last = self.head()
         seen = self._believed(after)
         while rows := self._rows(seen.position, VERIFY_BATCH, last.position):
-            seen = follow_columns(seen, ((row[:13], row[13]) for row in rows))
+            seen = follow_columns(seen, ((row[:12], row[12]) for row in rows))
         if seen.position != last.position:
             raise IntegrityError(seen.position + 1, f"missing: the head is at {last.position}")
         if seen.hash != last.hash:
@@ -143,7 +141,6 @@ class Writer:
     def __init__(self, connect: Callable[[], Session], clock: Clock) -> None:
         self._connect, self._clock = connect, clock
         self._session: Session | None = None
-        self._new_id = EventIds()
         self._known: Head | None = None
         self._versions: dict[str, int] = {}
         self._purge_at = 0.0
@@ -225,7 +222,7 @@ class Writer:
         if unknown:
             known.update(session.versions(unknown))
         versions = {one.append.stream: known[one.append.stream] for one in group}
-        return sequence(group, head, versions, self._used(session, group, now), now, self._new_id)
+        return sequence(group, head, versions, self._used(session, group, now), now)
 
     def _used(
         self, session: Session, group: list[Prepared], now: float
@@ -285,18 +282,3 @@ class SessionPool:
             return self._idle.pop()
         except IndexError:
             return self._connect()
-
-
-class EventIds:
-    """32 hex digits: milliseconds, this writer's random number, a count.
-
-    They sort by time, so that the unique index grows at its end; one writer asks the system for
-    randomness once, not for every event.
-    """
-
-    def __init__(self) -> None:
-        self._writer = os.urandom(5).hex()
-        self._count = count()
-
-    def __call__(self, now: float) -> str:
-        return f"{int(now * 1000):012x}{self._writer}{next(self._count) & 0xFFFFFFFFFF:010x}"

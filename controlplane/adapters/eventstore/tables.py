@@ -11,7 +11,6 @@ CREATE TABLE eventstore_event (
     position {int8} PRIMARY KEY,
     stream text NOT NULL,
     version {int8} NOT NULL,
-    event_id text NOT NULL UNIQUE,
     type text NOT NULL,
     schema_version integer NOT NULL,
     data {bytes} NOT NULL,

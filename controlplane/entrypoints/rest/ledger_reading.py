@@ -38,7 +38,6 @@ def _recorded(row: Event) -> RecordedEvent:
         position=row.position,
         stream=row.stream,
         version=row.version,
-        event_id=row.event_id,
         type=row.type,
         schema_version=row.schema_version,
         data=data,

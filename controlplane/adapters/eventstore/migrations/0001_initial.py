@@ -18,7 +18,6 @@ class Migration(migrations.Migration):
                         ("position", models.BigIntegerField(primary_key=True, serialize=False)),
                         ("stream", models.TextField()),
                         ("version", models.BigIntegerField()),
-                        ("event_id", models.TextField(unique=True)),
                         ("type", models.TextField()),
                         ("schema_version", models.IntegerField()),
                         ("data", models.BinaryField()),
