@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from django.db import connections
-
 from controlplane.application.chain import GENESIS
 from controlplane.application.ports import Head, StoredResponse, StoreUnavailable
 from controlplane.application.sequencer import Batch
@@ -94,15 +92,3 @@ class Session(ABC):
     def lease_epoch(self, name: str, holder: str, expires_at: float, now: float) -> int | None:
         rows = self.fetch(LEASE, (name, holder, expires_at, now))
         return int(rows[0][0]) if rows else None
-
-
-def open_session(alias: str) -> Session:
-    """Connect to Django's database ``alias``; raises StoreUnavailable."""
-    wrapper = connections[alias].copy()
-    if wrapper.vendor == "postgresql":
-        from controlplane.adapters.eventstore.postgres import PostgresSession
-
-        return PostgresSession.connect(wrapper)
-    from controlplane.adapters.eventstore.sqlite import SqliteSession
-
-    return SqliteSession.connect(wrapper)

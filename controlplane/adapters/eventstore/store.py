@@ -16,13 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from controlplane.adapters.eventstore.connect import open_session
 from controlplane.adapters.eventstore.group import GroupCommit
-from controlplane.adapters.eventstore.session import (
-    COLUMNS,
-    PURGE_KEYS,
-    Session,
-    open_session,
-)
+from controlplane.adapters.eventstore.session import COLUMNS, PURGE_KEYS, Session
 from controlplane.application.chain import GENESIS, follow_columns
 from controlplane.application.ports import (
     Append,
