@@ -1,6 +1,7 @@
 """The strict parser agrees with the lenient one wherever it does not refuse."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -51,3 +52,12 @@ def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
         parse(body)
     except Refused as refused:
         assert refused.code
+
+
+def test_depth_is_found_in_one_pass() -> None:
+    """A megabyte of escaped quotes takes no longer than a megabyte of anything else."""
+    began = time.monotonic()
+    for end in (b"", b"\\", b'"'):
+        with pytest.raises(Refused):
+            parse(b'{"a":"' + b'\\"' * 500_000 + b"[" * 70 + end)
+    assert time.monotonic() - began < 2

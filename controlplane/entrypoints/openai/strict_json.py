@@ -14,7 +14,9 @@ from controlplane.application.serve import Refused
 MAX_DEPTH = 64
 MAX_INTEGER_DIGITS = 19
 
-_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+# A string without an end counts as one up to the end of the body, and nothing is ever tried twice
+# (``++``, ``*+``): otherwise a body of escaped quotes is scanned anew from each of them.
+_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
