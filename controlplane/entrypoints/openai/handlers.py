@@ -40,6 +40,19 @@ PARSERS: dict[str, Callable[[Any], Parameters]] = {
     "chat": chat_parameters,
     "completions": completion_parameters,
 }
+LARGE_BODY_BYTES = 64 * 1024
+
+
+async def read_parameters(endpoint: str, body: bytes) -> Parameters:
+    """Parse and check; a large body in a thread, or eight megabytes would stop every stream for
+    a second. A small one takes less than handing it over."""
+    if len(body) > LARGE_BODY_BYTES:
+        return await asyncio.to_thread(_read, endpoint, body)
+    return _read(endpoint, body)
+
+
+def _read(endpoint: str, body: bytes) -> Parameters:
+    return PARSERS[endpoint](strict_json.parse_object(body))
 
 
 class Inference:
@@ -64,7 +77,7 @@ class Inference:
     async def _serve(self, request: Request, endpoint: str) -> None:
         principal = await self.authenticator.from_header(request.headers.get(b"authorization"))
         latency_class = header_class(request.headers.get(b"x-latency-class"))
-        parameters = PARSERS[endpoint](strict_json.parse_object(await request.json_body()))
+        parameters = await read_parameters(endpoint, await request.json_body())
         job = await self.desk.job(request.own_id, principal, endpoint, parameters, latency_class)
         call = await self.serving.start(job)
         stop_watching = request.when_lost(call.client_left)
@@ -126,7 +139,7 @@ class Inference:
             await self._fail_before_start(call)
             return
         headers = SSE_HEADERS + _headers(call, self.serving.monotonic())
-        await request.start(200, headers)
+        await request.begin(headers)
         writer = answers.ChunkWriter(call, int(time.time()), include_usage=include_usage)
         figures = self.metrics.of(call.job.version_id)
         await self._write_all(request, call, writer, batch, figures)
@@ -155,7 +168,7 @@ class Inference:
         figures: ModelFigures,
     ) -> None:
         """Write deltas as they come, until there are no more."""
-        monotonic, send, wrote_at = self.serving.monotonic, request.send, 0.0
+        monotonic, write, wrote_at = self.serving.monotonic, request.write, 0.0
         while batch or not call.is_over:
             chunk = writer.deltas(batch) if batch else answers.HEARTBEAT
             if call.num_open and len(call.parts) > 1:
@@ -165,7 +178,7 @@ class Inference:
                 if wrote_at:
                     figures.itl.observe(now - wrote_at)
                 wrote_at = now
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await write(chunk)
                 call.writing_since = None
             batch = [] if call.is_over else await call.next()
 
