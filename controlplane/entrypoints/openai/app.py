@@ -23,6 +23,7 @@ from controlplane.entrypoints.openai.request import (
     Send,
     host_is_allowed,
 )
+from controlplane.entrypoints.openai.websocket import PATH as WEBSOCKET_PATH
 from controlplane.entrypoints.openai.websocket import WebSockets
 
 MODEL_PREFIX = "/v1/models/"
@@ -32,10 +33,20 @@ PREFLIGHT = [
     (b"access-control-max-age", b"86400"),
 ]
 
+MAX_MODEL_CHARS = 255
+
 Endpoint = Callable[[Request], Awaitable[None]]
 Health = Callable[[], dict[str, str]]
 
 log = structlog.get_logger("gateway")
+
+
+class MethodNotAllowed(Refused):
+    """``allowed`` is for the Allow header, which such an answer must have (RFC 9110, 15.5.6)."""
+
+    def __init__(self, allowed: str) -> None:
+        super().__init__("method_not_allowed", f"This path takes {allowed}.")
+        self.allowed = allowed
 
 
 class GatewayApp:
@@ -77,6 +88,8 @@ class GatewayApp:
     async def _http(self, request: Request) -> None:
         try:
             await self._route(request)
+        except MethodNotAllowed as error:
+            await self._refuse(request, error, [(b"allow", error.allowed.encode())])
         except Refused as error:
             await self._refuse(request, error)
         except ClientGone:
@@ -86,10 +99,12 @@ class GatewayApp:
             text = "The gateway failed; the request id names the case."
             await self._refuse(request, Refused("internal_error", text))
 
-    async def _refuse(self, request: Request, error: Refused) -> None:
+    async def _refuse(
+        self, request: Request, error: Refused, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         self._metrics.refused(error.code)
         if not request.started:
-            await request.refuse(error, limit_headers(error.limits))
+            await request.refuse(error, [*limit_headers(error.limits), *headers])
 
     async def _route(self, request: Request) -> None:
         if request.has_repeated_header:
@@ -105,15 +120,16 @@ class GatewayApp:
         elif request.method in methods:
             await methods[request.method](request)
         else:
-            allowed = ", ".join(methods)
-            raise Refused("method_not_allowed", f"This path takes {allowed}.")
+            raise MethodNotAllowed(", ".join(methods))
 
     async def _model_route(self, request: Request) -> None:
         name = request.path.removeprefix(MODEL_PREFIX)
-        if name == request.path or not name:
+        if request.path == WEBSOCKET_PATH:
+            raise Refused("upgrade_required", "This path takes a websocket handshake, version 13.")
+        if name == request.path or not 1 <= len(name) <= MAX_MODEL_CHARS:
             raise Refused("not_found", "There is no such path.")
         if request.method != "GET":
-            raise Refused("method_not_allowed", "This path takes GET.")
+            raise MethodNotAllowed("GET")
         await self._models.get(request, name)
 
     # --- open endpoints -------------------------------------------------------------------------

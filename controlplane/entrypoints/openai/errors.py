@@ -24,6 +24,7 @@ _STATUS = {
     "model_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
+    "upgrade_required": 426,
     "request_timeout": 408,
     "body_too_large": 413,
     "unsupported_media_type": 415,

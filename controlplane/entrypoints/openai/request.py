@@ -11,7 +11,7 @@ from typing import Any
 
 from controlplane.application.serve import Refused
 from controlplane.entrypoints.openai.errors import Headers, encode_error, headers_of, status_of
-from controlplane.entrypoints.openai.server import CONNECTION
+from controlplane.entrypoints.openai.server import CONNECTION, EXCHANGE, Exchange
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -52,7 +52,10 @@ class Request:
         self.own_id = request_id
         self.request_id = named.decode() if _REQUEST_ID.fullmatch(named) else request_id
         self.started = False
-        self.connection: Any = scope.get("state", {}).get(CONNECTION)
+        state = scope.get("state", {})
+        self.connection: Any = state.get(CONNECTION)
+        is_usual = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
+        self.exchange: Exchange | None = state.get(EXCHANGE) if is_usual else None
 
     @property
     def method(self) -> str:
@@ -98,27 +101,30 @@ class Request:
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and len(length) < 20 and int(length) > MAX_BODY_BYTES:
             raise _too_large()
-        message = await self.receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            return self._checked(bytes(message.get("body", b"")))
-        return await self._long_body(message)
+        body = self.exchange.take_body() if self.exchange else None
+        if body is not None:
+            return self._checked(body)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                message = await self.receive()
+                if message["type"] == "http.request" and not message.get("more_body"):
+                    return self._checked(bytes(message.get("body", b"")))
+                return await self._long_body(message)
+        except TimeoutError as error:
+            raise Refused("request_timeout", "The body did not come in time.") from error
 
     async def _long_body(self, message: Message) -> bytes:
         chunks, size = [], 0
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                while True:
-                    if message["type"] != "http.request":
-                        raise ClientGone
-                    chunks.append(bytes(message.get("body", b"")))
-                    size += len(chunks[-1])
-                    if size > MAX_BODY_BYTES:
-                        raise _too_large()
-                    if not message.get("more_body"):
-                        return self._checked(b"".join(chunks))
-                    message = await self.receive()
-        except TimeoutError as error:
-            raise Refused("request_timeout", "The body did not come in time.") from error
+        while True:
+            if message["type"] != "http.request":
+                raise ClientGone
+            chunks.append(bytes(message.get("body", b"")))
+            size += len(chunks[-1])
+            if size > MAX_BODY_BYTES:
+                raise _too_large()
+            if not message.get("more_body"):
+                return self._checked(b"".join(chunks))
+            message = await self.receive()
 
     def _checked(self, body: bytes) -> bytes:
         if len(body) > MAX_BODY_BYTES:
@@ -135,18 +141,61 @@ class Request:
     ) -> None:
         """Send a whole response."""
         length = (b"content-length", b"%d" % len(body))
-        await self.start(status, [content_type, length, *headers])
+        headers = [content_type, length, *headers]
+        if status == 200 and self.exchange is not None:
+            self.started = True
+            await self.exchange.whole(self._with_own(headers), body)
+            return
+        await self._start(status, headers)
         await self.send({"type": "http.response.body", "body": body})
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def begin(self, headers: Headers) -> None:
+        """Begin a stream; ``write`` and ``end`` send its pieces."""
+        if self.exchange is None:
+            await self._start(200, headers)
+        else:
+            self.started = True
+            self.exchange.begin(self._with_own(headers))
+
+    async def write(self, chunk: bytes) -> None:
+        """Send a piece of a stream; waits while the client is behind."""
+        if self.exchange is None:
+            await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+        else:
+            await self.exchange.write(chunk)
+
+    async def end(self, chunk: bytes) -> None:
+        """Send the last piece of a stream."""
+        if self.exchange is None:
+            await self.send({"type": "http.response.body", "body": chunk})
+        else:
+            await self.exchange.end(chunk)
+
+    def _with_own(self, headers: Headers) -> Headers:
+        own = (b"x-request-id", self.request_id.encode())
+        return [*headers, own, *CORS] if b"origin" in self.headers else [*headers, own]
+
+    async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
-        headers = [*headers, (b"x-request-id", self.request_id.encode())]
-        if b"origin" in self.headers:
-            headers += CORS
+        headers = self._with_own(headers)
+        if self.scope["http_version"] == "1.0" and b"content-length" not in dict(headers):
+            self._send_unchunked()
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def end(self, chunk: bytes = b"") -> None:
-        await self.send({"type": "http.response.body", "body": chunk})
+    def _send_unchunked(self) -> None:
+        """HTTP/1.0 has no chunks, which uvicorn sends all the same: the end of such a body is the
+        end of the connection. (Each piece is announced as all that is left, to satisfy uvicorn.)
+        """
+        if self.connection is None:
+            return
+        cycle, send = self.connection.cycle, self.send
+        cycle.chunked_encoding = False
+
+        async def unchunked(message: Message) -> None:
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        self.send = unchunked
 
     async def refuse(self, error: Refused, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Send the error envelope; an unread body ends the connection."""
