@@ -498,12 +498,14 @@ class Serving:
             self.num_local[part.target.replica_id] -= 1
 
     # --- once a second --------------------------------------------------------------------------
-    def sweep(self, is_suspended: Callable[[str], bool]) -> None:
-        """Find what is stuck, and end the calls of tenants that may not be served any more."""
+    def sweep(self, refusal_of: Callable[[Job], Refused | None]) -> None:
+        """Find what is stuck, and end the calls that may not be served any more: ``refusal_of``
+        says why, if so."""
         now = self.monotonic()
         for call in list(self.calls.values()):
-            if is_suspended(call.job.tenant_id):
-                call.fail(Refused("tenant_suspended", "The tenant is suspended."))
+            refusal = refusal_of(call.job)
+            if refusal is not None:
+                call.fail(refusal)
             call.check(now)
 
     def progress(self) -> dict[str, int]:

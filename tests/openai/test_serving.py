@@ -253,10 +253,10 @@ async def test_a_silent_engine_is_given_up(world: World) -> None:
     reading = asyncio.ensure_future(drain(call))
     await asyncio.sleep(0)
     world.clock.time += 59
-    world.serving.sweep(lambda _: False)
+    world.serving.sweep(lambda _: None)
     assert call.error is None
     world.clock.time += 2
-    world.serving.sweep(lambda _: False)
+    world.serving.sweep(lambda _: None)
     assert await reading == "a" and call.error.code == "engine_lost"
     await call.finish()
 
@@ -265,7 +265,7 @@ async def test_a_node_that_is_not_heard_is_lost(world: World) -> None:
     """Its parts move or fail; the sweep finds it without any frame."""
     call = await world.serving.start(a_job())
     world.nodes.silent.add("n1")
-    world.serving.sweep(lambda _: False)
+    world.serving.sweep(lambda _: None)
     reading = asyncio.ensure_future(drain(call))
     await asyncio.sleep(0)
     assert [node for node, _ in world.nodes.orders] == ["n1", "n2"]
@@ -347,7 +347,7 @@ async def test_a_reader_that_blocks_is_cut_after_half_a_minute(world: World) -> 
     call.writing_since = world.clock.time
     for seconds, expected in ((15, 0), (14, 0), (2, 1)):
         world.clock.time += seconds
-        world.serving.sweep(lambda _: False)
+        world.serving.sweep(lambda _: None)
         assert len(cuts) == expected
     assert call.was_cut and call.error.code == "slow_reader"
     terminal = await call.finish()
@@ -360,7 +360,7 @@ async def test_a_long_wait_gets_a_heartbeat(world: World) -> None:
     waiting = asyncio.ensure_future(call.next())
     await asyncio.sleep(0)
     world.clock.time += 11
-    world.serving.sweep(lambda _: False)
+    world.serving.sweep(lambda _: None)
     assert await waiting == [] and not call.is_over
     world.say("req-1", ONE, TWO)
     await drain(call)

@@ -22,10 +22,11 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.limits import TenantLimits, TierLimits
 from controlplane.application.ports import Clock, EventStore, RecordedEvent
 from controlplane.application.project import LiveRows
-from controlplane.application.serve import Refused, Serving
+from controlplane.application.serve import Job, Refused, Serving
 from controlplane.application.settle import Settler
 from controlplane.domain.ids import version_id
 from controlplane.domain.model import ModelVersionRetired
+from controlplane.domain.tenant import ApiKeyRevoked, TenantDeleted, TenantSuspended
 from controlplane.entrypoints.openai.app import GatewayApp
 from controlplane.entrypoints.openai.encoding import Encoders
 from controlplane.entrypoints.openai.handlers import Inference, Models
@@ -146,8 +147,12 @@ class Gateway:
         event = recorded.event
         self.state.apply(recorded)
         self.keys.apply(event)
+        if not self._tasks:
+            return  # before the start there is nothing that an event could end
         if isinstance(event, ModelVersionRetired):
             self.encoders.forget(version_id(event.name, event.version))
+        elif isinstance(event, ApiKeyRevoked | TenantSuspended | TenantDeleted):
+            self.serving.sweep(self._refusal_of)
 
     def _on_load(self, load: NodeLoad) -> None:
         self.placer.record(load)
@@ -163,13 +168,18 @@ class Gateway:
                 log.warning("duty failed", duty=duty.__name__, error=str(error))
 
     async def _sweep(self) -> None:
-        self.serving.sweep(self._is_suspended)
+        self.serving.sweep(self._refusal_of)
         await self.transport.tick()
         await self.serving.settler.retry_unsettled()
 
-    def _is_suspended(self, tenant_id: str) -> bool:
-        tenant = self.live.rows.get(Tenant, tenant_id)
-        return tenant is None or tenant.suspended
+    def _refusal_of(self, job: Job) -> Refused | None:
+        """Why a request that was admitted may not go on."""
+        tenant = self.live.rows.get(Tenant, job.tenant_id)
+        if tenant is None or tenant.suspended:
+            return Refused("tenant_suspended", "The tenant is suspended.")
+        if self.keys.is_revoked(job.subject):
+            return Refused("invalid_api_key", "The API key was revoked.")
+        return None
 
     async def _note_progress(self) -> None:
         await self._ledger.progress(self.serving.progress())

@@ -72,6 +72,9 @@ class KeyRing:
         elif isinstance(event, ApiKeyIssued):
             self._revoked.discard(event.key_id)
 
+    def is_revoked(self, key_id: str) -> bool:
+        return key_id in self._revoked
+
     async def check(self, text: str, now: float) -> tuple[str, _Key]:
         """The key and its id. A key seen before is known by the SHA-256 of all of it."""
         digest = hashlib.sha256(text.encode()).digest()
@@ -163,12 +166,7 @@ class Authenticator:
 
     async def from_header(self, header: bytes | None) -> Principal:
         """Of an ``Authorization`` header; raises Refused."""
-        if header is None:
-            raise Refused("invalid_api_key", "Send 'Authorization: Bearer <API key>'.")
-        scheme, _, token = header.decode("latin-1").partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
-            raise Refused("invalid_api_key", "Send 'Authorization: Bearer <API key>'.")
-        return await self.from_token(token.strip())
+        return await self.from_token(bearer_token(header))
 
     async def from_token(self, token: str) -> Principal:
         """Of a bearer token of any kind; raises Refused."""
@@ -203,6 +201,14 @@ class Authenticator:
         if tenant.suspended:
             raise Refused("tenant_suspended", "The tenant is suspended.")
         return tenant
+
+
+def bearer_token(header: bytes | None) -> str:
+    """The token in an ``Authorization`` header; raises Refused."""
+    scheme, _, token = (header or b"").decode("latin-1").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Refused("invalid_api_key", "Send 'Authorization: Bearer <API key>'.")
+    return token.strip()
 
 
 def _bad_key() -> Refused:

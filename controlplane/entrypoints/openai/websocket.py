@@ -13,7 +13,8 @@
 ``done`` is sent once the record is durable. Errors of one generation are an ``error`` frame with
 its id; errors of the connection close it: 4401 no authentication in time, 1003 binary, 1007 not
 UTF-8, 1008 flooding, 1009 too large. A token in the query string is refused with 400 before the
-handshake: query strings end in logs.
+handshake: query strings end in logs. The token is judged anew for each generation: a connection
+may outlive the key, the tenant's good standing or the limits with which it began.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from controlplane.entrypoints.openai import answers, strict_json
 from controlplane.entrypoints.openai.errors import body_of, encode_error, status_of
 from controlplane.entrypoints.openai.handlers import PARSERS, Inference
 from controlplane.entrypoints.openai.orders import new_request_id
-from controlplane.entrypoints.openai.principals import Principal
+from controlplane.entrypoints.openai.principals import Principal, bearer_token
 from controlplane.entrypoints.openai.request import Receive, Scope, Send, host_is_allowed
 
 PATH = "/ws/v1/stream"
@@ -68,18 +69,18 @@ class WebSockets:
         if refusal is not None:
             await _deny(send, refusal)
             return
-        principal = None
+        token = ""
         if b"authorization" in headers:
             try:
-                header = headers[b"authorization"]
-                principal = await self._inference.authenticator.from_header(header)
+                token = bearer_token(headers[b"authorization"])
+                await self._inference.authenticator.from_token(token)
             except Refused as error:
                 await _deny(send, error)
                 return
         await send({"type": "websocket.accept"})
         self.num_open += 1
         try:
-            await Connection(self._inference, receive, send).run(principal)
+            await Connection(self._inference, receive, send, token).run()
         finally:
             self.num_open -= 1
 
@@ -111,37 +112,48 @@ async def _deny(send: Send, error: Refused) -> None:
 class Connection:
     """One client; its generations run as tasks and share the socket's flow control."""
 
-    def __init__(self, inference: Inference, receive: Receive, send: Send) -> None:
+    def __init__(self, inference: Inference, receive: Receive, send: Send, token: str) -> None:
         self._inference, self._receive, self._raw_send = inference, receive, send
+        self._token, self._has_ended = token, False
         self._calls: dict[str, Call | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._budget, self._budget_at = float(MESSAGES_PER_SECOND), time.monotonic()
         self._num_warnings = 0
 
-    async def run(self, principal: Principal | None) -> None:
+    async def run(self) -> None:
         try:
-            if principal is None:
-                principal = await self._authenticate()
-            await self._send({"type": "ready", "tenant": principal.tenant.tenant_id})
+            if not self._token:
+                self._token = await self._first_token()
+            tenant = (await self._principal()).tenant
+            await self._send({"type": "ready", "tenant": tenant.tenant_id})
             while (message := await self._next()) is not None:
-                await self._handle(principal, message)
+                await self._handle(message)
+        except Refused as error:
+            await self._error(None, error)
+            await self._close(4401, error.code)
         except _Close as close:
-            with contextlib.suppress(Exception):  # it may have gone already
-                await self._raw_send(
-                    {"type": "websocket.close", "code": close.code, "reason": close.reason}
-                )
+            await self._close(close.code, close.reason)
         finally:
             await self._end()
 
+    async def _close(self, code: int, reason: str) -> None:
+        with contextlib.suppress(Exception):  # it may have gone already
+            await self._raw_send({"type": "websocket.close", "code": code, "reason": reason})
+
     async def _end(self) -> None:
         """The client is gone: every generation is cancelled, and recorded."""
+        self._has_ended = True
         for call in self._calls.values():
             if call is not None:
                 call.client_left()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _authenticate(self) -> Principal:
+    async def _principal(self) -> Principal:
+        """Whom the token stands for, as of now; raises Refused."""
+        return await self._inference.authenticator.from_token(self._token)
+
+    async def _first_token(self) -> str:
         try:
             async with asyncio.timeout(AUTH_DEADLINE_S):
                 message = await self._next()
@@ -152,11 +164,7 @@ class Connection:
         token = message.get("token")
         if message.get("type") != "auth" or not isinstance(token, str):
             raise _Close(4401, "authenticate first")
-        try:
-            return await self._inference.authenticator.from_token(token)
-        except Refused as error:
-            await self._send({"type": "error", **body_of(error)})
-            raise _Close(4401, error.code) from error
+        return token
 
     # --- in -------------------------------------------------------------------------------------
     async def _next(self) -> dict[str, Any] | None:
@@ -191,26 +199,26 @@ class Connection:
         await self._error(None, Refused("rate_limit_exceeded", "Too many messages.", retry_after=1))
         return False
 
-    async def _handle(self, principal: Principal, message: dict[str, Any]) -> None:
+    async def _handle(self, message: dict[str, Any]) -> None:
         kind, name = message.get("type"), message.get("id")
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS:
             error = Refused("invalid_type", f"id is a string of 1 to {MAX_ID_CHARS}.", "id")
             await self._error(None, error)
         elif kind == "generate":
-            await self._start(principal, name, message)
+            await self._start(name, message)
         elif kind == "cancel":
             await self._cancel(name)
         else:
             await self._error(name, Refused("unknown_type", "type is generate or cancel.", "type"))
 
-    async def _start(self, principal: Principal, name: str, message: dict[str, Any]) -> None:
+    async def _start(self, name: str, message: dict[str, Any]) -> None:
         if name in self._calls:
             await self._error(name, Refused("duplicate_id", "This id is in use.", "id"))
         elif len(self._calls) >= MAX_OPEN:
             await self._error(name, Refused("too_many", f"At most {MAX_OPEN} at once."))
         else:
             self._calls[name] = None
-            task = asyncio.ensure_future(self._generate(principal, name, message))
+            task = asyncio.ensure_future(self._generate(name, message))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -222,10 +230,12 @@ class Connection:
             await self._error(name, Refused("not_found", "There is no such generation.", "id"))
 
     # --- one generation -------------------------------------------------------------------------
-    async def _generate(self, principal: Principal, name: str, message: dict[str, Any]) -> None:
+    async def _generate(self, name: str, message: dict[str, Any]) -> None:
         try:
-            call = await self._open(principal, message)
+            call = await self._open(message)
             self._calls[name] = call
+            if self._has_ended:  # the client left while the call was being started
+                call.client_left()
             try:
                 await self._stream(name, call)
             finally:
@@ -241,7 +251,7 @@ class Connection:
         finally:
             self._calls.pop(name, None)
 
-    async def _open(self, principal: Principal, message: dict[str, Any]) -> Call:
+    async def _open(self, message: dict[str, Any]) -> Call:
         parse = PARSERS.get(str(message.get("endpoint")))
         body = message.get("request")
         if parse is None:
@@ -251,6 +261,7 @@ class Connection:
         fields = {k: v for k, v in body.items() if k not in ("stream", "stream_options")}
         parameters, endpoint = parse(fields), str(message["endpoint"])
         desk = self._inference.desk
+        principal = await self._principal()
         job = await desk.job(new_request_id(), principal, endpoint, parameters, "")
         return await self._inference.serving.start(job)
 
