@@ -153,11 +153,14 @@ class _Loader(yaml.CSafeLoader):
 
 
 def _check_structure(text: str) -> None:
-    """Depth and anchors, by the flat stream of events, before anything recurses."""
+    """Depth, anchors and tags, by the flat stream of events, before anything recurses. A tag would
+    hand a text to a constructor that never expects it: ``!!timestamp x``, ``!!bool x``."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise Invalid("invalid_yaml", "Anchors and aliases are not accepted.")
+        if getattr(event, "tag", None) is not None:
+            raise Invalid("invalid_yaml", "Tags are not accepted.")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):

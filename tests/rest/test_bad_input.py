@@ -231,6 +231,9 @@ def test_a_catalog_file_with_one_mistake_changes_nothing(api: Api) -> None:
         ("1: 2", "invalid_yaml"),
         ("models: 9e999999", "invalid_type"),
         ("a: 2026-13-45", "invalid_yaml"),
+        ("!!timestamp 99999-01-01", "invalid_yaml"),
+        ("a: !!bool x", "invalid_yaml"),
+        ("a: !!int ''", "invalid_yaml"),
     ):  # fmt: skip
         answer = api.call("post", "apply/", raw=text, content_type="application/yaml")
         assert problem(answer) == code, (text, answer.content)
