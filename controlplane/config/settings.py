@@ -17,7 +17,7 @@ def _secret_key() -> str:
     """The configured key, or one made once and kept readable by this user only."""
     if ENV.secret_key:
         return ENV.secret_key
-    DATA_DIR.mkdir(parents=True, exist_ok=True)
+    DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = DATA_DIR / "secret_key"
     try:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)

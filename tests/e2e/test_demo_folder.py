@@ -1,6 +1,9 @@
 """What the demo keeps in its folder, without starting anything."""
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -20,6 +23,22 @@ def test_one_folder_serves_one_demo(tmp_path):
         pass
     with locked(tmp_path):
         pass
+
+
+def test_what_it_keeps_is_for_its_user_only(tmp_path):
+    """The database holds key hashes and sessions, the logs hold addresses: no one else reads them,
+    also in a folder that was there before and is open to all."""
+    before = os.umask(0o022)
+    try:
+        tmp_path.chmod(0o755)
+        with locked(tmp_path):
+            (tmp_path / "engine.sqlite3").touch()
+            command = [sys.executable, "-c", "open('child.log', 'w')"]
+            subprocess.run(command, cwd=tmp_path, check=True)
+        for name in ("demo.lock", "engine.sqlite3", "child.log"):
+            assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+    finally:
+        os.umask(before)
 
 
 def test_ports_stay_while_they_are_free(tmp_path):

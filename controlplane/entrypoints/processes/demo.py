@@ -225,6 +225,7 @@ def curl_line(ready: dict[str, Any]) -> str:
 def locked(data_dir: Path) -> Iterator[None]:
     """Hold the folder for this process; raises AlreadyRunning. The kernel lets go of the lock
     with the process, so a killed demo leaves no stale one."""
+    os.umask(0o077)  # the database and the logs, ours and our children's, are for this user only
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (data_dir / "demo.lock").open("a+") as file:
         try:
