@@ -135,7 +135,7 @@ def frame(opcode: Opcode, data: bytes, fin: bool = True) -> bytes:
 def test_pings_without_reading_end_the_connection(stack: Stack, key: str) -> None:
     """Their answers would pile up in the gateway's memory."""
     pings = frame(Opcode.PING, b"x" * 125) * 2000
-    with open_raw(stack, key) as raw, pytest.raises(OSError, match="reset|Broken pipe"):
+    with open_raw(stack, key) as raw, pytest.raises(OSError, match=r"reset|Broken pipe"):
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         for _ in range(400):  # a hundred megabytes
             raw.sendall(pings)
