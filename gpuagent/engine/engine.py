@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 
 from gpuagent.engine.batch import SchedulerOutput, Sequence
 from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
-from gpuagent.engine.kv_tensors import KVTensors
-from gpuagent.engine.model_runner import ModelRunner, StepResult
+from gpuagent.engine.executors import make_executor
+from gpuagent.engine.model_runner import Executor, ModelRunner, StepResult
 from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
@@ -35,7 +35,7 @@ from gpuagent.engine.request import (
 )
 from gpuagent.engine.sampler import Sample, SamplingRow, check_sampling, sample
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
-from gpuagent.models.config import eos_ids, read_json
+from gpuagent.models.config import ModelConfig, eos_ids, read_json
 from gpuagent.models.llama import LlamaModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -77,17 +77,17 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: LlamaModel,
+        executor: Executor,
+        model: ModelConfig,
         tokenizer: Tokenizer,
-        kv: KVTensors,
         config: SchedulerConfig,
         eos_token_ids: tuple[int, ...] = (),
     ) -> None:
-        self.model = model
+        self.executor = executor
+        self._model = model
         self._tokenizer = tokenizer
-        self._kv = kv
         self._scheduler = Scheduler(config)
-        self._runner = ModelRunner(model, kv)
+        self._runner = ModelRunner(executor)
         self._eos = frozenset(eos_token_ids)
         self._live: dict[str, _Live] = {}
         self._cancelled: list[RequestOutput] = []
@@ -107,6 +107,7 @@ class TorchEngine:
         device: str = "cpu",
         policy: Policy = Policy.CONTINUOUS,
         prefix_caching: bool = True,
+        quantization: str = "none",
     ) -> Self:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
@@ -126,13 +127,14 @@ class TorchEngine:
             policy=policy,
             prefix_caching=prefix_caching,
         )
-        kv = KVTensors(model.config, scheduling.num_blocks, block_size, DTYPES[dtype], device)
+        eos = _eos_token_ids(folder, model.config)
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
-        return cls(model, tokenizer, kv, scheduling, _eos_token_ids(folder, model))
+        executor = make_executor(model, scheduling, DTYPES[dtype], device, quantization)
+        return cls(executor, model.config, tokenizer, scheduling, eos)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected."""
-        check_sampling(request.sampling, self.model.config.vocab_size)
+        check_sampling(request.sampling, self._model.vocab_size)
         self._check_tokens(request)
         self._scheduler.add(request)
         params = request.sampling
@@ -189,13 +191,14 @@ class TorchEngine:
             num_decode_tokens=counters.num_decode_tokens,
             num_cached_tokens=self._scheduler.num_cached_tokens,
             busy_seconds=counters.busy_seconds,
-            weights_bytes=self.model.weights_bytes,
-            kv_bytes=self._kv.num_bytes,
+            weights_bytes=self.executor.weights_bytes,
+            kv_bytes=self.executor.kv_bytes,
             num_preemptions=self._scheduler.num_preemptions,
+            executor=self.executor.name,
         )
 
     def _check_tokens(self, request: GenerationRequest) -> None:
-        vocab_size = self.model.config.vocab_size
+        vocab_size = self._model.vocab_size
         for token in (*request.prompt_token_ids, *request.sampling.stop_token_ids):
             if not 0 <= token < vocab_size:
                 message = f"token {token} is not in the vocabulary of {vocab_size}"
@@ -210,14 +213,15 @@ class TorchEngine:
 
     def _run_one_by_one(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
         """The step again, a request at a time; those that raise end, the others go on."""
-        results = []
+        results, all_logits = [], []
         for work in output.work:
             try:
                 results.append(self._runner.run(replace(output, work=(work,))))
+                all_logits.append(results[-1].logits.clone())  # the next run reuses the memory
             except Exception:
                 self._runner.erase(work)
                 self._fail(work.request_id, "engine_error", delivery)
-        rows = [row for result in results for row in result.logits.unbind()]
+        rows = [row for logits in all_logits for row in logits.unbind()]
         return StepResult(
             request_ids=tuple(name for result in results for name in result.request_ids),
             logits=torch.stack(rows) if rows else torch.empty(0, 0),
@@ -348,11 +352,11 @@ def _logprobs(live: _Live, chosen: Sample) -> tuple[TokenLogprob, ...]:
     return (TokenLogprob(chosen.token_id, text(chosen.token_id), chosen.logprob, top),)
 
 
-def _eos_token_ids(folder: Path, model: LlamaModel) -> tuple[int, ...]:
+def _eos_token_ids(folder: Path, model: ModelConfig) -> tuple[int, ...]:
     """generation_config.json knows more end tokens than config.json, where it exists."""
     path = folder / "generation_config.json"
     if not path.exists():
-        return model.config.eos_token_ids
+        return model.eos_token_ids
     values = read_json(path, MAX_GENERATION_CONFIG_BYTES, "config_invalid")
-    ids = eos_ids(values.get("eos_token_id"), model.config.vocab_size)
-    return ids or model.config.eos_token_ids
+    ids = eos_ids(values.get("eos_token_id"), model.vocab_size)
+    return ids or model.eos_token_ids

@@ -6,6 +6,7 @@ attention times NaN would be NaN in a stranger's output. So such slots are erase
 their request is reported as unsound.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gpuagent.engine.attention import PagedAttention, Workspace, order_work
 from gpuagent.engine.batch import SchedulerOutput, Work
+from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.kv_tensors import KVTensors
 from gpuagent.models.layers import Attention
 
@@ -37,13 +39,78 @@ class StepResult:
     unsound: tuple[str, ...] = ()
 
 
-class ModelRunner:
-    """Runs a model over paged keys and values."""
+class Executor(Protocol):
+    """A model with its keys and values: torch's, or the native kernels."""
 
-    def __init__(self, model: Model, kv: KVTensors) -> None:
-        self._model = model
+    @property
+    def name(self) -> str:
+        """What computes, for statistics."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV pool."""
+
+    def forward(self, works: Sequence[Work]) -> Tensor:
+        """Store keys and values of the works' tokens; hidden states (T, hidden), side by side."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores (rows, vocab) in float32. Both tensors are valid until the next call."""
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Do block copies in all layers."""
+
+    def erase(self, work: Work) -> None:
+        """Zero what the work's tokens have stored."""
+
+
+class TorchExecutor:
+    """A model in torch over `KVTensors`: runs everywhere."""
+
+    name = "torch"
+
+    def __init__(self, model: Model, kv: KVTensors, weights_bytes: int = 0) -> None:
+        self.model = model
+        self.weights_bytes = weights_bytes
         self._kv = kv
         self._workspace = Workspace(kv.keys.dtype, str(kv.keys.device))
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV pool."""
+        return self._kv.num_bytes
+
+    def forward(self, works: Sequence[Work]) -> Tensor:
+        """See `Executor`; the works in the order of `order_work`."""
+        tokens = [token for work in works for token in work.token_ids]
+        positions = [p for work in works for p in range(work.start, work.end)]
+        attention = PagedAttention(self._kv, list(works), self._workspace)
+        return self.model.forward(self._tensor(tokens), self._tensor(positions), attention)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Executor`."""
+        return self.model.logits(hidden)
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """See `Executor`."""
+        self._kv.copy_blocks(copies)
+
+    def erase(self, work: Work) -> None:
+        """See `Executor`."""
+        self._kv.erase(work)
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self._kv.keys.device)
+
+
+class ModelRunner:
+    """Runs steps on an executor and sorts out what it returns."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
@@ -53,7 +120,7 @@ class ModelRunner:
         part of a step. The block copies must not be repeated: see `copy_blocks`.
         """
         works = order_work(output.work)
-        hidden = self._forward(works)
+        hidden = self.executor.forward(works)
         unsound = self._unsound(works, hidden)
         last_rows = {}
         end = 0
@@ -63,24 +130,19 @@ class ModelRunner:
                 last_rows[work.request_id] = end - 1
         if not last_rows:
             return StepResult((), hidden.new_empty((0, 0)), unsound)
-        logits = self._model.logits(hidden[self._tensor(list(last_rows.values()))])
+        rows = torch.tensor(list(last_rows.values()), device=hidden.device)
+        logits = self.executor.logits(hidden[rows])
         return StepResult(tuple(last_rows), logits, unsound)
 
     @torch.inference_mode()
     def erase(self, work: Work) -> None:
         """Zero the keys and values of the work's tokens."""
-        self._kv.erase(work)
+        self.executor.erase(work)
 
     @torch.inference_mode()
     def copy_blocks(self, output: SchedulerOutput) -> None:
         """Do the step's block copies; once, before `run`."""
-        self._kv.copy_blocks(output.copies)
-
-    def _forward(self, works: list[Work]) -> Tensor:
-        tokens = [token for work in works for token in work.token_ids]
-        positions = [p for work in works for p in range(work.start, work.end)]
-        attention = PagedAttention(self._kv, works, self._workspace)
-        return self._model.forward(self._tensor(tokens), self._tensor(positions), attention)
+        self.executor.copy_blocks(output.copies)
 
     def _unsound(self, works: list[Work], hidden: Tensor) -> tuple[str, ...]:
         if torch.isfinite(hidden.sum(dtype=torch.float32)):
@@ -88,8 +150,5 @@ class ModelRunner:
         is_finite = torch.isfinite(hidden).all(-1).split([len(w.token_ids) for w in works])
         unsound = [w for w, rows in zip(works, is_finite, strict=True) if not rows.all()]
         for work in unsound:
-            self._kv.erase(work)
+            self.executor.erase(work)
         return tuple(work.request_id for work in unsound)
-
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._kv.keys.device)

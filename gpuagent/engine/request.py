@@ -128,6 +128,7 @@ class EngineStats:
     weights_bytes: int = 0
     kv_bytes: int = 0
     num_preemptions: int = 0
+    executor: str = ""
 
 
 class Engine(Protocol):

@@ -31,6 +31,23 @@ class Linear:
         return functional.linear(x, self.weight, self.bias)
 
 
+class Int8Linear(Linear):
+    """y = x W^T + b with W rounded to int8, one scale per output: max |w| / 127.
+
+    Only the weights are quantised; they are widened at each call, which saves memory, not time.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        largest = linear.weight.float().abs().amax(1, keepdim=True)
+        self._scales = (largest / 127).clamp_(min=torch.finfo(torch.float32).tiny)
+        super().__init__((linear.weight / self._scales).round().to(torch.int8), linear.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(T, in) to (T, out)."""
+        y = functional.linear(x, self.weight.to(x.dtype)) * self._scales.T.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
 class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight, in float32 (Zhang and Sennrich 2019, eq. 4)."""
 
@@ -58,6 +75,10 @@ class RotaryEmbedding:
         angles = torch.cat((angles, angles), dim=-1)
         self._cos = angles.cos().to(dtype)
         self._sin = angles.sin().to(dtype)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions: each (positions, D)."""
+        return self._cos, self._sin
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions (T,): each (T, 1, D)."""

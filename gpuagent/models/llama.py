@@ -4,6 +4,7 @@
 where one ends, and it is passed in, so the model has no idea of blocks, batches or phases.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,7 +13,15 @@ from torch.nn import functional
 
 from gpuagent.models.config import ModelConfig, read_config
 from gpuagent.models.errors import LoadError
-from gpuagent.models.layers import MLP, Attention, Linear, RMSNorm, RotaryEmbedding, rotate
+from gpuagent.models.layers import (
+    MLP,
+    Attention,
+    Int8Linear,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    rotate,
+)
 from gpuagent.models.loader import load_tensors
 
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"  # stored by old checkpoints, computed here
@@ -54,7 +63,7 @@ class _Weights:
             raise LoadError("weights_rejected", f"unexpected tensor {min(self._tensors):.80}")
 
 
-class _Layer:
+class Layer:
     """One decoder layer: attention and MLP, each normed before and added to its input."""
 
     def __init__(self, config: ModelConfig, index: int, weights: _Weights) -> None:
@@ -63,32 +72,38 @@ class _Layer:
         name, hidden = f"model.layers.{index}", config.hidden_size
         heads, kv_heads = config.num_heads * self._head_dim, config.num_kv_heads * self._head_dim
         bias, middle = config.attention_bias, config.intermediate_size
-        self._query = weights.linear(f"{name}.self_attn.q_proj", heads, hidden, bias)
-        self._key = weights.linear(f"{name}.self_attn.k_proj", kv_heads, hidden, bias)
-        self._value = weights.linear(f"{name}.self_attn.v_proj", kv_heads, hidden, bias)
-        self._output = weights.linear(f"{name}.self_attn.o_proj", hidden, heads, bias)
-        self._mlp = MLP(
+        self.query = weights.linear(f"{name}.self_attn.q_proj", heads, hidden, bias)
+        self.key = weights.linear(f"{name}.self_attn.k_proj", kv_heads, hidden, bias)
+        self.value = weights.linear(f"{name}.self_attn.v_proj", kv_heads, hidden, bias)
+        self.output = weights.linear(f"{name}.self_attn.o_proj", hidden, heads, bias)
+        self.mlp = MLP(
             weights.linear(f"{name}.mlp.gate_proj", middle, hidden),
             weights.linear(f"{name}.mlp.up_proj", middle, hidden),
             weights.linear(f"{name}.mlp.down_proj", hidden, middle),
         )
         eps = config.rms_norm_eps
-        self._input_norm = RMSNorm(weights.take(f"{name}.input_layernorm.weight", hidden), eps)
-        self._mlp_norm = RMSNorm(
+        self.input_norm = RMSNorm(weights.take(f"{name}.input_layernorm.weight", hidden), eps)
+        self.mlp_norm = RMSNorm(
             weights.take(f"{name}.post_attention_layernorm.weight", hidden), eps
         )
+
+    def quantise(self) -> None:
+        """Round the layer's matrices to int8."""
+        for name in ("query", "key", "value", "output"):
+            setattr(self, name, Int8Linear(getattr(self, name)))
+        self.mlp = MLP(*map(Int8Linear, (self.mlp.gate, self.mlp.up, self.mlp.down)))
 
     def __call__(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention
     ) -> Tensor:
-        hidden = hidden + self._attend(self._input_norm(hidden), rotation, attention)
-        return hidden + self._mlp(self._mlp_norm(hidden))
+        hidden = hidden + self._attend(self.input_norm(hidden), rotation, attention)
+        return hidden + self.mlp(self.mlp_norm(hidden))
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
-        query = rotate(self._split_heads(self._query(x)), *rotation)
-        key = rotate(self._split_heads(self._key(x)), *rotation)
-        value = self._split_heads(self._value(x))
-        return self._output(attention.attend(self._index, query, key, value).flatten(1))
+        query = rotate(self._split_heads(self.query(x)), *rotation)
+        key = rotate(self._split_heads(self.key(x)), *rotation)
+        value = self._split_heads(self.value(x))
+        return self.output(attention.attend(self._index, query, key, value).flatten(1))
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], -1, self._head_dim)
@@ -108,18 +123,18 @@ class LlamaModel:
         weights = _Weights(tensors, dtype, device)
         vocab, hidden = config.vocab_size, config.hidden_size
         self.config = config
-        self._embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
-        self._layers = [_Layer(config, i, weights) for i in range(config.num_layers)]
-        self._norm = RMSNorm(weights.take("model.norm.weight", hidden), config.rms_norm_eps)
+        self.embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
+        self._layers = [Layer(config, i, weights) for i in range(config.num_layers)]
+        self.norm = RMSNorm(weights.take("model.norm.weight", hidden), config.rms_norm_eps)
         if config.tie_embeddings:
             weights.drop("lm_head.weight")
-            self._head = Linear(self._embedding)
+            self.head = Linear(self.embedding)
         else:
-            self._head = weights.linear("lm_head", vocab, hidden)
+            self.head = weights.linear("lm_head", vocab, hidden)
         weights.finish()
         length = max_model_len or config.max_position
         with torch.device(device):
-            self._rope = RotaryEmbedding(config.head_dim, config.rope_theta, length, dtype)
+            self.rope = RotaryEmbedding(config.head_dim, config.rope_theta, length, dtype)
         self.weights_bytes = weights.num_bytes
 
     @classmethod
@@ -129,14 +144,26 @@ class LlamaModel:
         """Open a safetensors folder; raises LoadError."""
         return cls(read_config(folder), load_tensors(folder), dtype, device, max_model_len)
 
+    def take_layers(self) -> Iterator[Layer]:
+        """Hand out the layers one by one; each is dropped here before the next."""
+        self._layers.reverse()
+        while self._layers:
+            yield self._layers.pop()
+
+    def quantise(self) -> None:
+        """Round all matrices but the embedding to int8."""
+        for layer in self._layers:
+            layer.quantise()
+        self.head = Int8Linear(self.head)
+
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states (T, hidden) of tokens (T,) at positions (T,), before the last norm."""
-        hidden = functional.embedding(tokens, self._embedding)
-        rotation = self._rope.at(positions)
+        hidden = functional.embedding(tokens, self.embedding)
+        rotation = self.rope.at(positions)
         for layer in self._layers:
             hidden = layer(hidden, rotation, attention)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores (rows, vocab) in float32 of hidden states (rows, hidden)."""
-        return self._head(self._norm(hidden)).float()
+        return self.head(self.norm(hidden)).float()

@@ -190,14 +190,14 @@ def test_nan_ends_only_the_request_it_belongs_to():
     """A token whose embedding is NaN spoils its request, not a neighbour, nor a later request
     that gets its blocks."""
     engine = load(num_blocks=16)
-    sound = engine.model._embedding
-    engine.model._embedding = sound.clone()
-    engine.model._embedding[200] = math.nan
+    sound = engine.executor.model.embedding
+    engine.executor.model.embedding = sound.clone()
+    engine.executor.model.embedding[200] = math.nan
     outputs = run(engine, ask("good"), ask("bad", (1, 200, 3)), ask("also", (9, 9)))
     assert outputs["bad"][-1].finish_reason == "error"
     assert outputs["bad"][-1].error_code == "numerical_error"
     assert tokens_of(outputs["good"]) == greedy()
-    engine.model._embedding = sound
+    engine.executor.model.embedding = sound
     again = run(engine, *[ask(f"r{i}", (1, 2, 3, i), max_tokens=12) for i in range(4)])
     for i in range(4):
         assert tokens_of(again[f"r{i}"]) == greedy((1, 2, 3, i), 12)
@@ -220,7 +220,7 @@ class Picky:
 
 def test_an_exception_in_a_step_fails_only_the_request_it_belongs_to():
     engine = load()
-    engine._runner._model = Picky(engine.model, 200)
+    engine.executor.model = Picky(engine.executor.model, 200)
     outputs = run(engine, ask("good"), ask("bad", (1, 200, 3)))
     assert outputs["bad"][-1].error_code == "engine_error"
     assert tokens_of(outputs["good"]) == greedy()
@@ -263,7 +263,7 @@ def test_statistics_count_what_happened():
     assert (stats.num_prefill_tokens, stats.num_decode_tokens) == (20, 4)
     assert stats.num_steps == 6
     assert 0 < stats.last_step_seconds <= stats.busy_seconds
-    assert stats.weights_bytes == 4 * engine.model.config.num_parameters
+    assert stats.weights_bytes == 4 * engine.executor.model.config.num_parameters
     # (64 + the null block) * 4 tokens * 2 layers * keys and values * 2 heads * 8 * 4 bytes
     assert stats.kv_bytes == 65 * 4 * 2 * 2 * 2 * 8 * 4
 

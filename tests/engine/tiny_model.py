@@ -43,3 +43,31 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<bos>", "<pad>", "<eos>"])
     return tokenizer
+
+
+@cache
+def wide_tiny_model() -> Path:
+    """Like `tiny_model`, of a shape that the native kernels accept, with biases."""
+    folder = Path(mkdtemp(prefix="wide-llama-"))
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        attention_bias=True,
+        bos_token_id=256,
+        eos_token_id=EOS,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # biases start at 0 and norms at 1, which would hide mistakes
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder

@@ -1,0 +1,44 @@
+"""Choose what computes the steps: the native kernels where they fit, torch elsewhere.
+
+The choice is made once, at load, and reported in `EngineStats.executor`; the reason for torch
+is logged. `ENGINE_KERNELS=torch` makes it by hand.
+"""
+
+import logging
+
+import torch
+
+from gpuagent.engine.kv_tensors import KVTensors
+from gpuagent.engine.model_runner import Executor, TorchExecutor
+from gpuagent.engine.native.build import KernelsUnavailable, kernels
+from gpuagent.engine.native.executor import NativeExecutor, check_supported
+from gpuagent.engine.scheduler import SchedulerConfig
+from gpuagent.models.llama import LlamaModel
+
+QUANTIZATIONS = ("none", "int8")
+logger = logging.getLogger(__name__)
+
+
+def make_executor(
+    model: LlamaModel,
+    scheduling: SchedulerConfig,
+    dtype: torch.dtype,
+    device: str,
+    quantization: str = "none",
+) -> Executor:
+    """The executor for a loaded model; raises ValueError for an unknown quantization."""
+    if quantization not in QUANTIZATIONS:
+        raise ValueError(f"quantization {quantization!r} is not in {QUANTIZATIONS}")
+    is_int8, num_blocks = quantization == "int8", scheduling.num_blocks
+    try:
+        if dtype is not torch.float32:
+            raise KernelsUnavailable(f"they compute in float32, not {dtype}")
+        check_supported(model.config, scheduling.block_size, device)
+        kernels()
+    except KernelsUnavailable as reason:
+        logger.info("computing with torch, not the native kernels: %s", reason)
+        if is_int8:
+            model.quantise()
+        kv = KVTensors(model.config, num_blocks, scheduling.block_size, dtype, device)
+        return TorchExecutor(model, kv, model.weights_bytes)
+    return NativeExecutor(model, num_blocks, scheduling.max_batch_tokens, is_int8)

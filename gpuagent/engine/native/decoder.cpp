@@ -1,0 +1,318 @@
+// One step of a Llama-type decoder over paged keys and values, in a single call.
+//
+// The caller (decoder.py) owns all memory; the structs here are mirrored there. Phases of a layer,
+// with a barrier after each:
+//
+//     norm -> qkv -> rotate, store keys and values -> attention -> output -> norm -> gate, up
+//     -> [int8: quantise] -> down
+#include <memory>
+#include <sys/mman.h>
+#include "attention.h"
+#include "linear.h"
+#include "team.h"
+
+struct Layer {
+    Linear qkv, output, gate_up, down;
+    const float *attention_norm, *mlp_norm;
+};
+
+struct Model {
+    const Layer* layers;
+    int64_t num_layers;
+    Linear head;
+    const float* norm;
+    const float* embedding;  // (vocab, hidden), or null: then it is the packed float32 head
+    const float *cosines, *sines;  // (positions, D / 2)
+    int64_t hidden, heads, kv_heads, head_dim, middle;
+    float eps;
+    float scale;
+};
+
+struct Workspace {
+    float *hidden, *normed, *qkv, *attended, *activated;
+    int8_t* quantised;
+    float* scales;
+    int32_t* starts;
+};
+
+struct Batch {
+    const int32_t *tokens, *positions, *slots;  // slot = block * 16 + offset
+    int64_t num_tokens;
+    const Span* spans;
+    int64_t num_spans;
+    const int32_t* tables;
+    float *keys, *values;  // (layers, blocks, ...) as in attention.h
+    int64_t layer_stride;  // floats
+    int64_t null_block;
+};
+
+namespace {
+
+struct Item {
+    const Span* span;
+    int32_t head, first, count;
+};
+
+// Numbers handed out to whoever is free, a fresh counter for each phase.
+class Shares {
+  public:
+    explicit Shares(int64_t phases) : counters_(new Counter[phases]()) {}
+    template <class Work>
+    void take(int64_t phase, int64_t total, int64_t chunk, const Work& work) {
+        auto& next = counters_[phase].next;
+        for (int64_t i; (i = next.fetch_add(chunk, std::memory_order_relaxed)) < total;)
+            work(i, std::min(total, i + chunk));
+    }
+
+  private:
+    struct alignas(64) Counter {
+        std::atomic<int64_t> next{0};
+    };
+    std::unique_ptr<Counter[]> counters_;
+};
+
+void normalise(const float* x, const float* weight, int64_t count, float eps, float* y) {
+    Vec sum = {};
+    for (int64_t i = 0; i < count; i += LANES) sum += load(x + i) * load(x + i);
+    float scale = 1.0f / std::sqrt(sum_of(sum) / float(count) + eps);
+    for (int64_t i = 0; i < count; i += LANES) store(y + i, load(x + i) * scale * load(weight + i));
+}
+
+void rotate(float* x, const float* cosines, const float* sines, int64_t half, float scale) {
+    for (int64_t i = 0; i < half; i++) {
+        float low = x[i], high = x[i + half];
+        x[i] = (low * cosines[i] - high * sines[i]) * scale;
+        x[i + half] = (high * cosines[i] + low * sines[i]) * scale;
+    }
+}
+
+class Step {
+  public:
+    Step(const Model& model, const Workspace& space, const Batch& batch, Team& team)
+        : m(model), s(space), b(batch), team_(team), shares_(model.num_layers * 9 + 2),
+          is_int8_(model.layers[0].qkv.scales != nullptr) {
+        for (int64_t i = 0; i < b.num_spans; i++)
+            for (int32_t first = 0; first < b.spans[i].count; first += QUERY_TOKENS)
+                for (int32_t head = 0; head < m.kv_heads; head++)
+                    items_.push_back({&b.spans[i], head, first,
+                                      std::min(QUERY_TOKENS, b.spans[i].count - first)});
+    }
+
+    void operator()(int thread) {
+        int64_t phase = 0;
+        auto each = [&](int64_t total, int64_t chunk, auto work) {
+            shares_.take(phase++, total, chunk, work);
+            team_.meet();
+        };
+        auto rows = [&](auto work) {
+            int64_t chunk = std::max<int64_t>(1, b.num_tokens / (4 * team_.size()));
+            each(b.num_tokens, chunk, [&](int64_t i, int64_t end) {
+                for (; i < end; i++) work(i);
+            });
+        };
+        rows([&](int64_t row) { embed(row); });
+        for (int64_t l = 0; l < m.num_layers; l++) {
+            const Layer& layer = m.layers[l];
+            Cache cache{b.keys + l * b.layer_stride, b.values + l * b.layer_stride, m.kv_heads,
+                        m.head_dim, b.null_block};
+            rows([&](int64_t row) { norm(row, layer.attention_norm); });
+            multiply(thread, phase++, layer.qkv, s.normed, {s.qkv, qkv_width(), STORE});
+            rows([&](int64_t row) { keep(row, cache); });
+            each(items_.size(), 1, [&](int64_t i, int64_t) { attend_item(items_[i], cache); });
+            multiply(thread, phase++, layer.output, s.attended, {s.hidden, m.hidden, ADD});
+            rows([&](int64_t row) { norm(row, layer.mlp_norm); });
+            multiply(thread, phase++, layer.gate_up, s.normed, {s.activated, m.middle, SWIGLU});
+            if (is_int8_) rows([&](int64_t row) { quantise_row(s.activated, m.middle, row); });
+            else phase++;
+            multiply(thread, phase++, layer.down, s.activated, {s.hidden, m.hidden, ADD});
+        }
+    }
+
+    // Logits (num, vocabulary rounded up to PANEL) of some rows of the hidden states.
+    void score(int thread, const float* hidden, int64_t num, float* logits) {
+        shares_.take(0, num, 1, [&](int64_t i, int64_t) {
+            normalise(hidden + i * m.hidden, m.norm, m.hidden, m.eps, s.normed + i * m.hidden);
+            if (m.head.scales) quantise_row(s.normed, m.hidden, i);
+        });
+        team_.meet();
+        multiply(thread, 1, m.head, s.normed, {logits, m.head.panels() * PANEL, STORE}, num);
+    }
+
+  private:
+    int64_t qkv_width() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
+
+    void embed(int64_t row) {
+        int64_t token = b.tokens[row];
+        float* x = s.hidden + row * m.hidden;
+        if (m.embedding) {
+            std::memcpy(x, m.embedding + token * m.hidden, m.hidden * sizeof(float));
+            return;
+        }
+        const float* panel = static_cast<const float*>(m.head.weight) +
+                             token / PANEL * m.hidden * PANEL + token % PANEL;
+        for (int64_t k = 0; k < m.hidden; k++) x[k] = panel[k * PANEL];
+    }
+
+    void norm(int64_t row, const float* weight) {
+        normalise(s.hidden + row * m.hidden, weight, m.hidden, m.eps, s.normed + row * m.hidden);
+        if (is_int8_) quantise_row(s.normed, m.hidden, row);
+    }
+
+    void quantise_row(const float* values, int64_t width, int64_t row) {
+        quantise_part(values + row * width, width, row * width);
+    }
+
+    void quantise_part(const float* values, int64_t count, int64_t at) {
+        quantise(values, count, s.quantised + at, s.scales + at / GROUP, s.starts + at / GROUP);
+    }
+
+    // Few rows: a fixed share of the panels for each thread, so that what it fetches ahead is its
+    // own. Many rows: whoever is free, because then the products outweigh the reading.
+    void multiply(int thread, int64_t phase, const Linear& w, const float* x, Target out,
+                  int64_t num = -1) {
+        Rows rows{x, s.quantised, s.scales, s.starts, num < 0 ? b.num_tokens : num, w.inputs};
+        int64_t panels = w.panels(), size = team_.size();
+        if (rows.count <= 64) {
+            linear(w, rows, out, panels * thread / size, panels * (thread + 1) / size);
+        } else {
+            shares_.take(phase, panels, 2, [&](int64_t i, int64_t end) {
+                linear(w, rows, out, i, end);
+            });
+        }
+        team_.meet();
+    }
+
+    void keep(int64_t row, const Cache& cache) {
+        float* x = s.qkv + row * qkv_width();
+        const int64_t half = m.head_dim / 2, position = b.positions[row];
+        const float *cosines = m.cosines + position * half, *sines = m.sines + position * half;
+        for (int64_t h = 0; h < m.heads + m.kv_heads; h++)
+            rotate(x + h * m.head_dim, cosines, sines, half, h < m.heads ? m.scale : 1.0f);
+        const int64_t block = b.slots[row] / BLOCK, offset = b.slots[row] % BLOCK;
+        for (int64_t h = 0; h < m.kv_heads; h++) {
+            const float* key = x + (m.heads + h) * m.head_dim;
+            const float* value = key + m.kv_heads * m.head_dim;
+            float* keys = cache.key_block(block, h) + offset;
+            for (int64_t d = 0; d < m.head_dim; d++) keys[d * BLOCK] = key[d];
+            std::memcpy(cache.value_block(block, h) + offset * m.head_dim, value,
+                        m.head_dim * sizeof(float));
+        }
+    }
+
+    void attend_item(const Item& item, const Cache& cache) {
+        const int64_t per_kv = m.heads / m.kv_heads, dim = m.head_dim, width = m.heads * dim;
+        std::vector<Row> rows;
+        rows.reserve(item.count * per_kv);
+        for (int64_t t = item.first; t < item.first + item.count; t++) {
+            for (int64_t h = item.head * per_kv; h < (item.head + 1) * per_kv; h++) {
+                int64_t row = item.span->row + t;
+                float* output = s.attended + row * width + h * dim;
+                std::fill(output, output + dim, 0.0f);
+                rows.push_back({s.qkv + row * qkv_width() + h * dim, output, item.span->start + t,
+                                {-INFINITY, Vec{}}});
+            }
+        }
+        attend(rows.data(), rows.size(), cache, b.tables + item.span->table, item.head);
+        if (is_int8_)
+            for (auto& row : rows) quantise_part(row.output, dim, row.output - s.attended);
+    }
+
+    const Model& m;
+    const Workspace& s;
+    const Batch& b;
+    Team& team_;
+    Shares shares_;
+    bool is_int8_;
+    std::vector<Item> items_;
+};
+
+// Signed bytes with one scale per output; returns the scale.
+float to_int8(const float* row, int64_t inputs, int8_t* q) {
+    float largest = 0.0f;
+    for (int64_t k = 0; k < inputs; k++) largest = std::max(largest, std::fabs(row[k]));
+    float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    for (int64_t k = 0; k < inputs; k++) q[k] = int8_t(std::nearbyint(row[k] * inverse));
+    return largest / 127.0f;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Ask for huge pages before a large buffer is first written: streaming crosses fewer page borders.
+void advise_huge(char* begin, int64_t bytes) {
+    constexpr uintptr_t SIZE = 2 << 20;
+    uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + SIZE - 1) / SIZE * SIZE;
+    uintptr_t last = (reinterpret_cast<uintptr_t>(begin) + bytes) / SIZE * SIZE;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+}
+
+Team* team_new(int size) { return new Team(size); }
+void team_delete(Team* team) { delete team; }
+const char* kernels() {
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+    return "avx512-vnni";
+#elif defined(__AVX512F__)
+    return "avx512";
+#elif defined(__AVX2__)
+    return "avx2";
+#else
+    return "portable";
+#endif
+}
+
+// Pack a row of W (inputs) as output `index` of a matrix; see linear.h.
+void pack_float(const float* row, int64_t index, int64_t inputs, float* packed) {
+    float* panel = packed + index / PANEL * PANEL * inputs + index % PANEL;
+    for (int64_t k = 0; k < inputs; k++) panel[k * PANEL] = row[k];
+}
+
+void pack_floats(const float* rows, const int64_t* indices, int64_t num, int64_t inputs,
+                 float* packed) {
+    for (int64_t i = 0; i < num; i++) pack_float(rows + i * inputs, indices[i], inputs, packed);
+}
+
+void pack_int8s(const float* rows, const int64_t* indices, int64_t num, int64_t inputs,
+                uint8_t* packed, float* scales) {
+    std::vector<int8_t> q(inputs);
+    for (int64_t i = 0; i < num; i++) {
+        int64_t index = indices[i];
+        scales[index] = to_int8(rows + i * inputs, inputs, q.data());
+        uint8_t* panel = packed + index / PANEL * PANEL * inputs + index % PANEL * 4;
+        for (int64_t k = 0; k < inputs; k++)
+            panel[k / 4 * 4 * PANEL + k % 4] = uint8_t(q[k] + 128);
+    }
+}
+
+void decoder_forward(Team* team, const Model* model, const Workspace* space, const Batch* batch) {
+    Step step(*model, *space, *batch, *team);
+    team->run([&](int thread) { step(thread); });
+}
+
+void decoder_logits(Team* team, const Model* model, const Workspace* space, const float* hidden,
+                    int64_t num, float* logits) {
+    Batch none{};
+    Step step(*model, *space, none, *team);
+    team->run([&](int thread) { step.score(thread, hidden, num, logits); });
+}
+
+// y = x W^T alone, for tests and measurements; x (num, inputs), y (num, panels * 32).
+void linear_run(Team* team, const Linear* w, const Workspace* space, const float* x, int64_t num,
+                float* y) {
+    Shares shares(1);
+    team->run([&](int thread) {
+        if (w->scales) {
+            shares.take(0, num, 1, [&](int64_t i, int64_t) {
+                int64_t at = i * w->inputs;
+                quantise(x + at, w->inputs, space->quantised + at, space->scales + at / GROUP,
+                         space->starts + at / GROUP);
+            });
+            team->meet();
+        }
+        Rows rows{x, space->quantised, space->scales, space->starts, num, w->inputs};
+        int64_t panels = w->panels(), size = team->size();
+        linear(*w, rows, {y, panels * PANEL, STORE}, panels * thread / size,
+               panels * (thread + 1) / size);
+    });
+}
+}

@@ -1,0 +1,65 @@
+// Sixteen floats at a time, in the compiler's portable vector types.
+//
+// GCC and Clang turn these into AVX-512, pairs of AVX2 registers or NEON, as -march=native says,
+// and contract a * b + c into fused multiply-adds everywhere alike. That is what makes a token's
+// result independent of its batch: whichever loop computes it, the same operations follow in the
+// same order.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+constexpr int LANES = 16;
+typedef float Vec __attribute__((vector_size(64)));
+typedef int32_t IVec __attribute__((vector_size(64)));
+typedef uint8_t BVec __attribute__((vector_size(64)));
+typedef float VecU __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t IVecU __attribute__((vector_size(64), aligned(4), may_alias));
+
+static inline Vec load(const float* p) { return *reinterpret_cast<const VecU*>(p); }
+static inline void store(float* p, Vec v) { *reinterpret_cast<VecU*>(p) = v; }
+static inline Vec splat(float x) { return Vec{} + x; }
+static inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+
+template <int D>
+static inline Vec rotated(Vec v) {
+    IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return __builtin_shuffle(v, (lanes + D) & 15);
+}
+
+static inline float sum_of(Vec v) {
+    v += rotated<8>(v);
+    v += rotated<4>(v);
+    v += rotated<2>(v);
+    v += rotated<1>(v);
+    return v[0];
+}
+
+static inline float max_of(Vec v) {
+    v = maximum(v, rotated<8>(v));
+    v = maximum(v, rotated<4>(v));
+    v = maximum(v, rotated<2>(v));
+    v = maximum(v, rotated<1>(v));
+    return v[0];
+}
+
+// e^x to about one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial
+// for e^r (Cephes expf). Below -87 the result is 2^-126, above 88 it is about 2^127.
+static inline Vec exp_of(Vec x) {
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    x = x < -87.0f ? splat(-87.0f) : x;  // NaN passes both
+    x = x > 88.0f ? splat(88.0f) : x;
+    Vec n = (x * 1.44269504088896341f + magic) - magic;
+    Vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    IVec bits = (__builtin_convertvector(n, IVec) + 127) << 23;
+    return p * (Vec)bits;
+}
+
+static inline Vec silu(Vec x) { return x / (1.0f + exp_of(-x)); }
