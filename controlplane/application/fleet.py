@@ -153,6 +153,7 @@ class FleetLoads:
     def __init__(self) -> None:
         self._loads: dict[str, tuple[NodeLoad, float]] = {}
         self._worked: dict[str, tuple[int, float]] = {}  # replica -> (tokens generated, since)
+        self.num_recorded = 0
 
     def record(self, load: NodeLoad, monotonic: float) -> bool:
         """Keep it; False if it is a repetition or older than what this boot said before."""
@@ -160,6 +161,7 @@ class FleetLoads:
         if known and known[0].boot_id == load.boot_id and load.seq <= known[0].seq:
             return False
         self._loads[load.node_id] = (load, monotonic)
+        self.num_recorded += 1
         before = known[0].replicas if known else ()
         gone = {one.replica_id for one in before} - {one.replica_id for one in load.replicas}
         for replica_id in gone:

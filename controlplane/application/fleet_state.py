@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from controlplane.application.fleet import DeviceLoad, FleetLoads, ReplicaLoad
 from controlplane.application.ports import RecordedEvent
 from controlplane.dispatch.choose import ReplicaView
@@ -31,6 +33,8 @@ class FleetState:
     nodes: dict[str, Node] = field(default_factory=dict)
     position: int = 0
     _by_version: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
+    _views: dict[str, list[ReplicaView]] = field(default_factory=dict)
+    _views_of: tuple[int, int] = (0, 0)  # what they were made of: log position, telemetry
 
     def apply(self, recorded: RecordedEvent) -> None:
         event = recorded.event
@@ -77,13 +81,27 @@ class FleetState:
         """
         local = num_local or {}
         return [
-            self._view(assignment, loads, monotonic, local.get(assignment.replica_id, 0))
-            for assignment in self._by_version.get(version_id, ())
+            replace(
+                view,
+                age_s=loads.age_s(view.node_id, monotonic),
+                num_local=local.get(view.replica_id, 0),
+            )
+            for view in self._current_views(version_id, loads)
         ]
 
-    def _view(
-        self, assignment: Assignment, loads: FleetLoads, monotonic: float, num_local: int
-    ) -> ReplicaView:
+    def _current_views(self, version_id: str, loads: FleetLoads) -> list[ReplicaView]:
+        """Made anew when an event or a telemetry message has come, not for each request."""
+        made_of = (self.position, loads.num_recorded)
+        if made_of != self._views_of:
+            self._views_of = made_of
+            self._views.clear()
+        views = self._views.get(version_id)
+        if views is None:
+            assignments = self._by_version.get(version_id, ())
+            views = self._views[version_id] = [self._view(one, loads) for one in assignments]
+        return views
+
+    def _view(self, assignment: Assignment, loads: FleetLoads) -> ReplicaView:
         known = self.nodes.get(assignment.node_id, Node())
         spec = self.catalog.spec(assignment.version_id) or DEFAULT_SPEC
         load = loads.latest(assignment.node_id)
@@ -95,9 +113,7 @@ class FleetState:
             state=self.replica_state(assignment),
             node_status=known.status,
             draining=known.draining,
-            age_s=loads.age_s(assignment.node_id, monotonic),
             max_batch=spec.max_batch,
-            num_local=num_local,
             **_device_figures(device),
             **_replica_figures(replica),
         )

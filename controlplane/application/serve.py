@@ -123,6 +123,10 @@ class Delta(Protocol):
 class Generator(Protocol):
     """The nodes, reached over the bus."""
 
+    @property
+    def is_behind(self) -> bool:
+        """More deltas have come than the one that a sink is being called with."""
+
     async def generate(self, node_id: str, order: Order, sink: Callable[[Any], None]) -> None:
         """Start; ``sink`` gets every delta once and in order. Raises BusUnavailable."""
 
@@ -131,8 +135,7 @@ class Generator(Protocol):
     def release(self, request_id: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """Where a generation goes."""
 
     node_id: str
@@ -182,14 +185,12 @@ class Job:
     cache_salt: bytes
     began: float  # monotonic seconds
     limits: Any = None
+    num_prompt_tokens: int = field(init=False)
+    max_output_tokens: int = field(init=False)
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
-
-    @property
-    def max_output_tokens(self) -> int:
-        return sum(self.max_tokens) * self.num_choices
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = sum(map(len, self.prompts))
+        self.max_output_tokens = sum(self.max_tokens) * self.num_choices
 
 
 @dataclass(slots=True)
@@ -212,7 +213,11 @@ class Part:
 
 
 class Call:
-    """A request in flight. ``next`` and ``finish`` are for one consumer; the rest is internal."""
+    """A request in flight. ``next`` and ``finish`` are for one consumer; the rest is internal.
+
+    While the consumer waits in ``next``, it may take deltas that nothing is queued before from
+    ``on_delta`` instead: called as they come, it says whether it took one.
+    """
 
     def __init__(self, serving: "Serving", job: Job, parts: list[Part]) -> None:
         self._serving, self.job, self.parts = serving, job, parts
@@ -231,6 +236,7 @@ class Call:
         self.slow_since: float | None = None
         self.heartbeat = False
         self.on_cut: Callable[[], object] | None = None
+        self.on_delta: Callable[[Part, Any], bool] | None = None
         self._finished = False
 
     # --- the consumer's side --------------------------------------------------------------------
@@ -288,9 +294,20 @@ class Call:
             if part.error is not None or self._retries:
                 self._wake()
                 return
+        elif self._takes_now(part, delta):
+            return
         self._pending.append((part, delta))
         self._pending_bytes += len(delta.text)
         self._wake()
+
+    def _takes_now(self, part: Part, delta: Any) -> bool:
+        """Not when more is to come at once: then the consumer gets it together, in one write."""
+        return (
+            self.on_delta is not None
+            and not self._pending
+            and not self._serving.generator.is_behind
+            and self.on_delta(part, delta)
+        )
 
     def _end_part(self, part: Part, delta: Any) -> None:
         part.num_cached_tokens = delta.num_cached_tokens

@@ -13,7 +13,7 @@ What was reserved and not generated is given back by ``give_back``. Rejected: a 
 timestamps (memory grows with the rate, and it answers "when" no better).
 """
 
-from dataclasses import dataclass, replace
+import msgspec
 
 from controlplane.dispatch.refusals import InvalidRequest
 from controlplane.domain.model import VersionSpec
@@ -22,8 +22,7 @@ MAX_CHOICES = 8
 
 
 # --- the tenant's rate ------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(msgspec.Struct, frozen=True):
     """Limits of one tier."""
 
     requests_per_minute: float
@@ -37,8 +36,7 @@ DEFAULT_RATES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(msgspec.Struct, frozen=True):
     """What is left of both, as of ``at`` (monotonic seconds)."""
 
     requests: float
@@ -46,8 +44,7 @@ class Buckets:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """``buckets`` is the state to keep, unchanged in content if refused.
 
     ``code`` is "" if admitted, else rate_limit_exceeded (with the seconds to wait) or
@@ -84,14 +81,15 @@ def admit(buckets: Buckets, rate: Rate, num_tokens: int, now: float) -> Admissio
     if wait > 0:
         by = "requests" if wait_requests >= wait_tokens else "tokens"
         return _answer(filled, rate, False, "rate_limit_exceeded", by, wait)
-    taken = replace(filled, requests=filled.requests - 1, tokens=filled.tokens - num_tokens)
+    taken = Buckets(filled.requests - 1, filled.tokens - num_tokens, filled.at)
     return _answer(taken, rate, True)
 
 
 def give_back(buckets: Buckets, rate: Rate, num_tokens: int, now: float) -> Buckets:
     """Return tokens that were reserved and not used; never beyond the capacity."""
     filled = refill(buckets, rate, now)
-    return replace(filled, tokens=min(rate.tokens_per_minute, filled.tokens + max(0, num_tokens)))
+    tokens = min(rate.tokens_per_minute, filled.tokens + max(0, num_tokens))
+    return Buckets(filled.requests, tokens, filled.at)
 
 
 def refill(buckets: Buckets, rate: Rate, now: float) -> Buckets:
@@ -126,8 +124,7 @@ def _answer(
 
 
 # --- the model's limits -----------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """``max_tokens`` None means: fill the context."""
 
     num_prompt_tokens: int

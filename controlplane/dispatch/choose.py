@@ -25,7 +25,8 @@ queue is at least what this gateway itself has in flight there (``num_local``).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from controlplane.dispatch.refusals import NotReady
 
@@ -35,8 +36,7 @@ DRAINING = ("node_draining", "the node is being drained")
 MAX_COUNTED_OUTPUT = 128  # most requests end long before max_tokens; more would drown the rest
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(msgspec.Struct, frozen=True):
     """``alpha`` per estimated second, ``beta`` in seconds at full utilisation, ``gamma`` per
     second of loading. Omegas are (idle, memory, cool, queue) and sum to 1."""
 
@@ -52,8 +52,7 @@ class Weights:
 DEFAULT_WEIGHTS = Weights()
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
+class ReplicaView(msgspec.Struct, frozen=True):
     """One replica as the gateway knows it. Memory in bytes, temperature in Celsius.
 
     ``node_status`` is absent | ready | suspect | lost; ``state`` the replica's; ``age_s`` how long
@@ -83,14 +82,12 @@ class ReplicaView:
     load_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     max_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True):
     """A replica that could take the request; ``terms`` add up as the module docstring says."""
 
     replica_id: str
@@ -100,23 +97,21 @@ class Scored:
     terms: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedReplica:
+class RejectedReplica(msgspec.Struct, frozen=True):
     replica_id: str
     node_id: str
     code: str
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The winner and everything it was compared with: enough to explain and to recompute."""
 
     replica_id: str
     node_id: str
     terms: dict[str, float]
     candidates: tuple[Scored, ...] = ()
-    rejected: tuple[RejectedReplica, ...] = field(default_factory=tuple)
+    rejected: tuple[RejectedReplica, ...] = ()
 
 
 def choose(

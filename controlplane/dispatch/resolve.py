@@ -22,6 +22,8 @@ import hashlib
 from dataclasses import dataclass, field
 from math import log
 
+import msgspec
+
 from controlplane.dispatch.refusals import ModelNotFound, NoAccess
 from controlplane.domain import model, route
 from controlplane.domain.decider import Event
@@ -61,8 +63,7 @@ class Catalog:
         return known.versions.get(version) if known else None
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """``route`` and ``arm`` are empty unless a route decided."""
 
     requested: str

@@ -1,10 +1,9 @@
 """The cheapest replica that can take the request gets it, and every term and reason is kept."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from controlplane.dispatch.choose import (
     ReplicaView,

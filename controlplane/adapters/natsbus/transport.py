@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 from nats.js.errors import NotFoundError, ObjectNotFoundError
@@ -115,13 +116,15 @@ class Transport:
         self._inbox = ""
         self._decoder = msgspec.msgpack.Decoder(Frame)
         self._asked: set[str] = set()
+        self._frames: Subscription | None = None
+        self.is_behind = False  # more frames have come than the one whose deltas are delivered
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Subscribe to this gateway's frames; raises BusUnavailable."""
         client = self._bus.require_connected()
         self._inbox = client.new_inbox()
-        await client.subscribe(
+        self._frames = await client.subscribe(
             subjects.frames_of(self._gateway_id),
             cb=self._receive,
             pending_msgs_limit=PENDING_MESSAGES,
@@ -194,6 +197,7 @@ class Transport:
             self.counts["frame_rejected"] += 1
             return
         self.counts["frames"] += 1
+        self.is_behind = self._frames is not None and self._frames.pending_msgs > 0
         missed = self._follow(node_id, frame)
         for delta in frame.deltas:
             self._accept(node_id, frame.boot_id, delta)

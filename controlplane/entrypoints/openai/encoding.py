@@ -56,7 +56,9 @@ class Encoder:
         self._specials = _special_pattern(self._marked)
         self._longest = max(len(token.encode()) for token in self._marked.get_vocab())
         self._template = _compile(bundle.chat_template) if bundle.chat_template else None
-        self._tokens = {"bos_token": bundle.bos_token, "eos_token": bundle.eos_token}
+        self._names = {"bos_token": bundle.bos_token, "eos_token": bundle.eos_token}
+        if self._template is not None:
+            self._names = {**self._template.globals, **self._names}
 
     # --- chat -----------------------------------------------------------------------------------
     async def chat(self, messages: Sequence[ChatMessage], limit: int) -> tuple[int, ...]:
@@ -94,8 +96,10 @@ class Encoder:
                 "no_chat_template", "This model has no chat template; use /v1/completions.", "model"
             )
         shown = [{"role": m.role, "content": c} for m, c in zip(messages, contents, strict=True)]
-        try:
-            return self._template.render(messages=shown, add_generation_prompt=True, **self._tokens)
+        names = {**self._names, "messages": shown, "add_generation_prompt": True}
+        try:  # what Template.render does, less the merging of unchanging globals for each request
+            context = self._template.new_context(names, shared=True)
+            return "".join(self._template.root_render_func(context))
         except TemplateError as error:
             text = str(error.message or "the chat template refuses them")[:200]
             raise Refused("invalid_messages", f"Messages: {text}", "messages") from error

@@ -15,7 +15,7 @@ import msgspec
 
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.ports import AuditUnavailable, Terminal
-from controlplane.application.serve import SLOW_READER_S, Call, Refused, Serving
+from controlplane.application.serve import SLOW_READER_S, Call, Part, Refused, Serving
 from controlplane.dispatch.resolve import visible_names
 from controlplane.entrypoints.openai import answers, strict_json
 from controlplane.entrypoints.openai.errors import Headers
@@ -41,6 +41,7 @@ PARSERS: dict[str, Callable[[Any], Parameters]] = {
     "completions": completion_parameters,
 }
 LARGE_BODY_BYTES = 64 * 1024
+Batch = list[tuple[Part, Any]]
 
 
 async def read_parameters(endpoint: str, body: bytes) -> Parameters:
@@ -142,7 +143,7 @@ class Inference:
         await request.begin(headers)
         writer = answers.ChunkWriter(call, int(time.time()), include_usage=include_usage)
         figures = self.metrics.of(call.job.version_id)
-        await self._write_all(request, call, writer, batch, figures)
+        await TokenStream(request, call, writer, figures, self.serving.monotonic).run(batch)
         if call.client_gone:
             return
         last = await self._ending(request, call, writer)
@@ -159,29 +160,6 @@ class Inference:
         assert call.error is not None
         raise call.error
 
-    async def _write_all(
-        self,
-        request: Request,
-        call: Call,
-        writer: answers.ChunkWriter,
-        batch: list[Any],
-        figures: ModelFigures,
-    ) -> None:
-        """Write deltas as they come, until there are no more."""
-        monotonic, write, wrote_at = self.serving.monotonic, request.write, 0.0
-        while batch or not call.is_over:
-            chunk = writer.deltas(batch) if batch else answers.HEARTBEAT
-            if call.num_open and len(call.parts) > 1:
-                chunk += writer.finished(batch)
-            if chunk:
-                now = call.written_at = call.writing_since = monotonic()
-                if wrote_at:
-                    figures.itl.observe(now - wrote_at)
-                wrote_at = now
-                await write(chunk)
-                call.writing_since = None
-            batch = [] if call.is_over else await call.next()
-
     async def _ending(self, request: Request, call: Call, writer: answers.ChunkWriter) -> bytes:
         """The last bytes: finish reasons held back until now, usage, or the error; and DONE."""
         with contextlib.suppress(Refused):  # then it is in call.error
@@ -190,6 +168,66 @@ class Inference:
             return answers.error_event(call.error, request.request_id) + answers.DONE
         last = b"".join(map(writer.finish, call.parts))
         return last + writer.usage(call) + answers.DONE
+
+
+class TokenStream:
+    """Writes deltas as they come, until there are no more.
+
+    A token that finds nothing before it is written by the callback that brought it: waking the
+    stream's own task for each one would cost as much again. What ends a choice, fails, or must
+    wait for a client that is behind goes the task's way, and then so does all that follows.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        call: Call,
+        writer: answers.ChunkWriter,
+        figures: ModelFigures,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._request, self._call, self._writer = request, call, writer
+        self._figures, self._monotonic = figures, monotonic
+        self._exchange = request.exchange
+        self._wrote_at = 0.0
+
+    async def run(self, batch: Batch) -> None:
+        call, writer = self._call, self._writer
+        while batch or not call.is_over:
+            chunk = writer.deltas(batch) if batch else answers.HEARTBEAT
+            if call.num_open and len(call.parts) > 1:
+                chunk += writer.finished(batch)
+            if chunk:
+                call.writing_since = self._note_write()
+                await self._request.write(chunk)
+                call.writing_since = None
+            batch = [] if call.is_over else await self._next()
+
+    async def _next(self) -> Batch:
+        if self._exchange is not None:
+            self._call.on_delta = self._put
+        try:
+            return await self._call.next()
+        finally:
+            self._call.on_delta = None
+
+    def _put(self, part: Part, delta: Any) -> bool:
+        """Write one delta; False if it must wait for its turn."""
+        exchange = self._exchange
+        if exchange is None or exchange.is_behind:
+            return False
+        chunk = self._writer.deltas(((part, delta),))
+        if chunk:
+            self._note_write()
+            exchange.write_now(chunk)
+        return True
+
+    def _note_write(self) -> float:
+        now = self._call.written_at = self._monotonic()
+        if self._wrote_at:
+            self._figures.itl.observe(now - self._wrote_at)
+        self._wrote_at = now
+        return now
 
 
 def _headers(call: Call, now: float) -> Headers:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import astuple
+
 from controlplane.adapters.natsbus.transport import (
     BusUnavailable,
     Generate,
@@ -50,6 +52,10 @@ class NatsGenerator:
     def __init__(self, transport: Transport, gateway: str) -> None:
         self._transport, self._gateway = transport, gateway
 
+    @property
+    def is_behind(self) -> bool:
+        return self._transport.is_behind
+
     async def generate(self, node_id: str, order: Order, sink: Callable[[Any], None]) -> None:
         message = Generate(
             request_id=order.request_id,
@@ -81,4 +87,4 @@ _FIELDS = SamplingOptions.__struct_fields__
 
 
 def _sampling(options: SamplingOptions, max_tokens: int) -> Sampling:
-    return Sampling(max_tokens=max_tokens, **{name: getattr(options, name) for name in _FIELDS})
+    return Sampling(max_tokens=max_tokens, **dict(zip(_FIELDS, astuple(options), strict=True)))

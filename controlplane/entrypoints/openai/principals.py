@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import msgspec
+
 from controlplane.adapters.access import tokens
 from controlplane.adapters.access.models import ApiKeySecret
 from controlplane.application.serve import Refused
@@ -26,8 +28,7 @@ MAX_CHECKED = 10_000
 TENANT_WAIT_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True):
     """``subject`` is the API key's id, ``jwt:<sub>`` or ``user:<name>``."""
 
     tenant: Tenant

@@ -71,15 +71,17 @@ class Exchange:
         """Begin a chunked answer; its head leaves with the first chunk."""
         self._held = self._head(headers, b"transfer-encoding: chunked\r\n\r\n")
 
-    def write_now(self, chunk: bytes) -> bool:
-        """Send a chunk unless the client is behind; whether it was sent (or nobody is there)."""
-        cycle = self._cycle
-        if cycle.flow.write_paused:
-            return cycle.disconnected
-        if not cycle.disconnected:
-            cycle.transport.write(b"%b%x\r\n%b\r\n" % (self._held, len(chunk), chunk))
+    @property
+    def is_behind(self) -> bool:
+        """The client has not read enough of what was sent before."""
+        return self._cycle.flow.write_paused
+
+    def write_now(self, chunk: bytes) -> None:
+        """Send a chunk, however far the client is behind."""
+        if not self._cycle.disconnected:
+            framed = b"%b%x\r\n%b\r\n" % (self._held, len(chunk), chunk)
             self._held = b""
-        return True
+            self._cycle.transport.write(framed)
 
     async def write(self, chunk: bytes) -> None:
         """Send a chunk once the client has read enough of what was sent before."""
