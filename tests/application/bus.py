@@ -32,7 +32,7 @@ async def node(server: NatsServer, node_id: str) -> AsyncIterator[Bus]:
         await bus.close()
 
 
-async def until(true: Callable[[], object], seconds: float = 10, what: str = "") -> None:
+async def until(true: Callable[[], object], seconds: float = 30, what: str = "") -> None:
     """Wait until ``true()``; fails after ``seconds``."""
     async with asyncio.timeout(seconds):
         while not true():

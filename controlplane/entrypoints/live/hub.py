@@ -110,9 +110,13 @@ class Hub:
         """Tell every subscriber to finish, and let go of log and bus."""
         for subscriber in tuple(self._subscribers):
             subscriber.end()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(20):  # Python 3.11's wait_for, inside the bus client, can swallow a cancel
+            pending = [task for task in self._tasks if not task.done()]
+            if not pending:
+                break
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=0.1)
         self._tasks.clear()
 
     async def _catch_up(self, subscriber: Subscriber) -> None:
