@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 from jinja2 import Template, TemplateError
+from jinja2.runtime import new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -97,9 +98,12 @@ class Encoder:
             )
         shown = [{"role": m.role, "content": c} for m, c in zip(messages, contents, strict=True)]
         names = {**self._names, "messages": shown, "add_generation_prompt": True}
+        template = self._template
         try:  # what Template.render does, less the merging of unchanging globals for each request
-            context = self._template.new_context(names, shared=True)
-            return "".join(self._template.root_render_func(context))
+            context = new_context(
+                template.environment, template.name, template.blocks, names, True, None
+            )
+            return "".join(template.root_render_func(context))
         except TemplateError as error:
             text = str(error.message or "the chat template refuses them")[:200]
             raise Refused("invalid_messages", f"Messages: {text}", "messages") from error

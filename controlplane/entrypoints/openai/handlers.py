@@ -28,6 +28,7 @@ from controlplane.entrypoints.openai.parameters import (
 )
 from controlplane.entrypoints.openai.principals import Authenticator, Principal
 from controlplane.entrypoints.openai.request import Request
+from controlplane.entrypoints.openai.turns import Turns
 from controlplane.projections.base import Rows
 from controlplane.projections.catalog import Model
 
@@ -68,6 +69,7 @@ class Inference:
     ) -> None:
         self.serving, self.desk = serving, desk
         self.authenticator, self.metrics = authenticator, metrics
+        self._turns = Turns()
 
     async def chat(self, request: Request) -> None:
         await self._serve(request, "chat")
@@ -76,6 +78,7 @@ class Inference:
         await self._serve(request, "completions")
 
     async def _serve(self, request: Request, endpoint: str) -> None:
+        await self._turns.take()
         principal = await self.authenticator.from_header(request.headers.get(b"authorization"))
         latency_class = header_class(request.headers.get(b"x-latency-class"))
         parameters = await read_parameters(endpoint, await request.json_body())

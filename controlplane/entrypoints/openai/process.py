@@ -1,6 +1,7 @@
 """The gateway as a process: an event loop, the gateway in it, and the server around its app."""
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def run(host: str, port: int, port_file: Path | None) -> None:
 async def _serve(host: str, port: int, port_file: Path | None) -> None:
     gateway = Gateway(_settings(), bootstrap.event_store(), bootstrap.ledger(), bootstrap.clock())
     await gateway.start()
+    gc.collect()
+    gc.freeze()  # what lives as long as the process need not be looked at in every collection
     listener = listen(host, port)
     server = make_server(gateway.app, gateway.begin_drain)
     announcing = asyncio.create_task(_announce(server, listener.getsockname()[1], port_file))
