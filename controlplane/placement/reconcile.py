@@ -3,6 +3,9 @@
 This step moves nothing and looks at no free memory. A replica that may stay, stays: the only
 reasons to stop one are named in ``Stopped.code``. Replicas on a draining node are *leaving*: they
 are replaced first and stopped when as many others are ready as there should be.
+
+A worker that died is its agent's business first: the agent starts it again within a second, waiting
+longer each time. Only when that has failed ``LOCAL_RETRIES`` times in a row does the replica move.
 """
 
 from collections import defaultdict
@@ -11,6 +14,8 @@ from dataclasses import dataclass, field
 from controlplane.domain.placement import Assignment, Stopped
 from controlplane.placement.explain import bytes_text
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, NodeView, VersionView
+
+LOCAL_RETRIES = 2
 
 
 @dataclass(slots=True)
@@ -27,10 +32,11 @@ def difference(snapshot: FleetSnapshot) -> Difference:
     """Compare the assignments with the versions and nodes of ``snapshot``."""
     nodes: dict[str, NodeView] = {node.node_id: node for node in snapshot.nodes}
     versions = snapshot.versions_by_id()
+    restarting = _restarting(snapshot)
     found = Difference()
     by_version: dict[str, list[AssignedView]] = defaultdict(list)
     for view in sorted(snapshot.assigned, key=lambda one: one.assignment.replica_id):
-        end = _must_stop(view, versions, nodes)
+        end = _must_stop(view, versions, nodes, restarting)
         if end:
             found.stopped.append(end)
         else:
@@ -40,8 +46,20 @@ def difference(snapshot: FleetSnapshot) -> Difference:
     return found
 
 
+def _restarting(snapshot: FleetSnapshot) -> set[tuple[str, str]]:
+    """(node, version) of the replicas whose agents are starting a dead worker again."""
+    return {
+        (failure.node_id, failure.version_id)
+        for failure in snapshot.failures
+        if failure.code == "engine_lost" and failure.count <= LOCAL_RETRIES
+    }
+
+
 def _must_stop(
-    view: AssignedView, versions: dict[str, VersionView], nodes: dict[str, NodeView]
+    view: AssignedView,
+    versions: dict[str, VersionView],
+    nodes: dict[str, NodeView],
+    restarting: set[tuple[str, str]],
 ) -> Stopped | None:
     """Why the replica cannot go on whatever else happens; None if it can."""
     placed = view.assignment
@@ -54,7 +72,7 @@ def _must_stop(
         return Stopped(
             placed, "node_lost", f"Node {placed.node_id} has no device {placed.device_index} now."
         )
-    if view.state == "failed":
+    if view.state == "failed" and (placed.node_id, placed.version_id) not in restarting:
         return Stopped(placed, "failed", f"The replica failed on {placed.node_id}.")
     return None
 

@@ -159,6 +159,18 @@ def test_a_failed_replica_goes_to_another_node_at_once() -> None:
     assert places(made) == {"a.v1.g2.0": "n2/0"}
 
 
+@pytest.mark.parametrize(("count", "moves"), [(1, False), (2, False), (3, True)])
+def test_a_dead_worker_is_left_to_its_agent_until_that_failed_twice(
+    count: int, moves: bool
+) -> None:
+    failed = assigned("a", "n1", 0, 3, state="failed")
+    failure = FailureView(
+        version("a", 3).version_id, node("n1").node_id, "engine_lost", count, 999.0
+    )
+    made = plan(fleet([node("n1", 10), node("n2", 20)], [version("a", 3)], [failed], [failure]), 2)
+    assert bool(made.stopped) == bool(made.started) == moves
+
+
 def test_labels_keep_models_apart_and_bring_them_together() -> None:
     nodes = [node("n1", 10), node("n2", 24)]
     noisy = version("noisy", 3, colocation=Colocation(labels=("noisy",)))
