@@ -111,8 +111,11 @@ def make_key(tenant_id: str, *scopes: str) -> str:
 
 def create_tenant(name: str, tier: str = "free") -> int:
     """Returns the position."""
-    tenant_id = TenantId(name)
-    command = tenant.CreateTenant(tenant_id, name, tier, time.time())
+    return order(name, tenant.CreateTenant(TenantId(name), name, tier, time.time()))
+
+
+def order(name: str, command: tenant.TenantCommand) -> int:
+    """Give a tenant's aggregate a command; returns the position."""
     stream = f"tenant-{name}"
     return bootstrap.command_handler().handle(tenant.DECIDER, stream, command, META).position
 

@@ -1,6 +1,7 @@
 """Who may listen, decided before anything is said; how a bad guest is sent away."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,8 +9,9 @@ import pytest
 from django.test import Client
 
 from controlplane.adapters.access import keys, users
+from controlplane.domain import tenant
 from controlplane.entrypoints.live import consumer
-from tests.live.conftest import Listener, Live, create_tenant, fresh_key
+from tests.live.conftest import Listener, Live, create_tenant, fresh_key, order
 from tests.rest.conftest import PASSWORD
 
 
@@ -146,3 +148,30 @@ async def test_flooding_and_binary_are_sent_away(live: Live, operator: str) -> N
         assert await one.connect()
         await one.socket.send_to(bytes_data=b"\x00\x01")
         assert await one.closed() == 1003
+
+
+async def test_a_revoked_key_hears_no_more_within_a_second(live: Live) -> None:
+    """The log says so; nothing waits for the next time that the key is looked up."""
+    await asyncio.to_thread(create_tenant, "acme")
+    token = await fresh_key("acme", "admin:read")
+    key_id = token.removeprefix("sk_").partition(".")[0]
+    issue = tenant.IssueApiKey("acme", key_id, "", "abcd", ("admin:read",), None, time.time())
+    await asyncio.to_thread(order, "acme", issue)
+    async with live.subscribed(token) as one:
+        await one.next("hello")
+        await asyncio.to_thread(order, "acme", tenant.RevokeApiKey("acme", key_id, time.time()))
+        assert await one.closed(seconds=1.0) == 4401
+
+
+async def test_a_suspended_tenant_hears_no_more_within_a_second(live: Live) -> None:
+    """Its neighbour does."""
+    for name in ("acme", "other"):
+        await asyncio.to_thread(create_tenant, name)
+    first, second = await fresh_key("acme", "admin:read"), await fresh_key("other", "admin:read")
+    async with live.subscribed(first) as one, live.subscribed(second) as other:
+        await one.next("hello")
+        suspend = tenant.SuspendTenant("acme", "unpaid", time.time())
+        await asyncio.to_thread(order, "acme", suspend)
+        assert await one.closed(seconds=1.0) == 4401
+        await asyncio.to_thread(order, "other", tenant.ChangeTier("other", "premium", time.time()))
+        assert (await other.next("event"))["stream"] == "tenant-other"

@@ -2,8 +2,9 @@
 
 Who may listen is decided before anything is sent: by the session's cookie (then the Origin must be
 this host), by an ``Authorization`` header, or by a first frame ``{"type": "auth", "token": …}``
-within five seconds. A token in the address is refused, since addresses land in logs. Every few
-seconds it is asked again, so that a revoked key or a logged-out session hears no more.
+within five seconds. A token in the address is refused, since addresses land in logs. The hub bars
+a listener when the log takes away its key or its tenant's good standing; what is in no log (a
+logged-out session, an expired key) is found by asking again every few seconds.
 
 Close codes: 1003 binary, 1008 flooding or not allowed, 4401 not authenticated.
 """
@@ -17,6 +18,7 @@ from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.models import User
+from django.db import DatabaseError
 from django.utils.crypto import constant_time_compare
 
 from controlplane.adapters.access.keys import principal_of_key
@@ -24,13 +26,14 @@ from controlplane.adapters.access.policy import READ, Principal, allowed
 from controlplane.adapters.access.users import principal_of
 from controlplane.entrypoints.live.hub import Hub, Subscriber, message
 from controlplane.entrypoints.rest import strict_json
+from controlplane.entrypoints.rest.security import is_active
 
 RESOURCE = "event"  # what one must be allowed to read, in the terms of the access policy
 AUTH_SECONDS = 5.0
 RECHECK_SECONDS = 5.0
 MAX_FRAME_CHARACTERS = 4096
 MAX_FRAMES_PER_SECOND = 20
-UNAUTHENTICATED, REFUSED, NOT_TEXT = 4401, 1008, 1003
+UNAUTHENTICATED, REFUSED, NOT_TEXT, GOING_AWAY = 4401, 1008, 1003, 1001
 
 
 class LiveConsumer(AsyncWebsocketConsumer):
@@ -67,15 +70,21 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _identify(self) -> Principal | None:
         """Who this is by what the connection has shown so far, as of now."""
         if self._token:
-            return await database_sync_to_async(principal_of_key)(self._token, time.time())
+            return await database_sync_to_async(principal_of_token)(self._token)
         return await database_sync_to_async(principal_of_session)(self.scope)
 
     async def _watch(self) -> None:
         """Close unless somebody is known in time and stays known."""
         await asyncio.sleep(AUTH_SECONDS)
-        while self._principal is not None and await self._identify() == self._principal:
+        while await self._still_known():
             await asyncio.sleep(RECHECK_SECONDS)
         await self.close(UNAUTHENTICATED)
+
+    async def _still_known(self) -> bool:
+        try:
+            return self._principal is not None and await self._identify() == self._principal
+        except DatabaseError:  # who cannot be identified now may come again
+            return False
 
     async def disconnect(self, code: int) -> None:
         for task in self._tasks:
@@ -130,19 +139,30 @@ class LiveConsumer(AsyncWebsocketConsumer):
             return await self._refuse("invalid_position", "after is a log position, or null.")
         if self._subscriber is not None:
             return await self._refuse("too_many", "This connection has its subscription.")
-        assert self._principal is not None
-        telemetry = allowed(self._principal, READ, "node")
-        self._subscriber = Subscriber(self._principal.tenant_id or None, telemetry)
+        principal = self._principal
+        assert principal is not None
+        telemetry = allowed(principal, READ, "node")
+        self._subscriber = Subscriber(principal.tenant_id or None, telemetry, principal.actor)
         self._tasks.append(asyncio.create_task(self._forward(self._subscriber)))
         await self._hub.join(self._subscriber, after)
+        if not await self._still_known():  # what came before it joined, the hub did not judge
+            await self.close(UNAUTHENTICATED)
 
     async def _forward(self, subscriber: Subscriber) -> None:
         while (payload := await subscriber.take()) is not None:
             await self.send(text_data=payload)
-        await self.close(1001)
+        await self.close(UNAUTHENTICATED if subscriber.barred else GOING_AWAY)
 
     async def _refuse(self, code: str, detail: str) -> None:
         await self.send(text_data=message("error", code=code, message=detail))
+
+
+def principal_of_token(token: str) -> Principal | None:
+    """Of a live API key whose tenant may use it."""
+    principal = principal_of_key(token, time.time())
+    if principal is None or not is_active(principal):
+        return None
+    return principal
 
 
 def principal_of_session(scope: dict[str, Any]) -> Principal | None:

@@ -25,6 +25,8 @@ from prometheus_client import Counter, Gauge
 from controlplane import bootstrap
 from controlplane.application.fleet import NodeLoad
 from controlplane.application.ports import Clock, EventStore, RecordedEvent, StoreUnavailable
+from controlplane.domain.decider import Event
+from controlplane.domain.tenant import ApiKeyRevoked, TenantDeleted, TenantSuspended
 from controlplane.entrypoints.rest.events import event_json, visible
 
 logger = logging.getLogger(__name__)
@@ -49,16 +51,21 @@ def message(kind: str, **fields: object) -> str:
 
 @dataclass(eq=False)
 class Subscriber:
-    """What waits to be sent to one client. ``tenant_id`` None: it may see everything."""
+    """What waits to be sent to one client. ``tenant_id`` None: it may see everything. ``actor`` is
+    who it is, as the events name it."""
 
     tenant_id: str | None
     telemetry: bool
+    actor: str = ""
     after: int = 0
     waiting: deque[str] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
+    barred: bool = False
 
     def put(self, payload: str, position: int) -> None:
+        if self.barred:
+            return
         if len(self.waiting) >= MAX_WAITING:
             self.waiting.clear()
             payload = message("reset", position=position)
@@ -75,6 +82,12 @@ class Subscriber:
     def end(self) -> None:
         self.ended = True
         self.wake.set()
+
+    def bar(self) -> None:
+        """It may not hear another word, what waits for it included."""
+        self.barred = True
+        self.waiting.clear()
+        self.end()
 
 
 class Hub:
@@ -158,7 +171,9 @@ class Hub:
         _EVENTS.labels(recorded.type).inc()
         self.position = recorded.position
         for subscriber in self._subscribers:
-            if recorded.position > subscriber.after:
+            if loses_access(subscriber, recorded.event):
+                subscriber.bar()
+            elif recorded.position > subscriber.after:
                 self._deliver(subscriber, recorded, payload)
 
     def _deliver(self, subscriber: Subscriber, recorded: RecordedEvent, payload: str) -> None:
@@ -181,6 +196,16 @@ class Hub:
         for subscriber in self._subscribers:
             if subscriber.telemetry:
                 subscriber.put(payload, self.position)
+
+
+def loses_access(subscriber: Subscriber, event: Event) -> bool:
+    """Whether ``event`` takes from the subscriber the right to listen."""
+    match event:
+        case ApiKeyRevoked():
+            return subscriber.actor == f"key:{event.key_id}"
+        case TenantSuspended() | TenantDeleted():
+            return subscriber.tenant_id == event.tenant_id
+    return False
 
 
 def _event_message(recorded: RecordedEvent) -> str:

@@ -34,18 +34,19 @@ class KeyAuthentication(BaseAuthentication):
             principal = principal_of_key(token.strip().decode("latin-1"), time.time())
         if principal is None:
             raise AuthenticationFailed("The API key is not valid.")
-        _require_active(principal)
+        if not is_active(principal):
+            detail = f"Tenant '{principal.tenant_id}' is suspended."
+            raise Problem(403, "tenant_suspended", detail)
         return AnonymousUser(), principal
 
     def authenticate_header(self, request: Request) -> str:
         return 'Bearer realm="engine"'
 
 
-def _require_active(principal: Principal) -> None:
+def is_active(principal: Principal) -> bool:
     """A suspended tenant's keys open nothing, its own records included."""
     of_tenant = Tenant.objects.filter(tenant_id=principal.tenant_id, suspended=True)
-    if principal.confined and of_tenant.exists():
-        raise Problem(403, "tenant_suspended", f"Tenant '{principal.tenant_id}' is suspended.")
+    return not (principal.confined and of_tenant.exists())
 
 
 class CookieAuthentication(SessionAuthentication):
