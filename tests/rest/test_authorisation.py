@@ -106,6 +106,19 @@ def test_a_foreign_thing_answers_exactly_as_an_absent_one(admin: Api) -> None:
         assert foreign.status_code == 404
 
 
+def test_who_else_may_use_a_model_is_not_shown(admin: Api) -> None:
+    for name in ("acme", "globex"):
+        admin.post("tenants/", {"name": name})
+    admin.post("models/", {"name": "shared"})
+    last = admin.put("models/shared/access/", {"public": False, "tenants": ["acme", "globex"]})
+    admin.get(f"tenants/?min_position={position_of(last)}")
+    mine = key_of(admin, "acme", "admin:read")
+    for path in ("models/", "models/shared/"):
+        assert b"globex" not in mine.get(path).content
+    assert mine.get("models/shared/").json()["access"]["tenants"] == ["acme"]
+    assert b"globex" in admin.get("models/shared/").content
+
+
 def _body(answer: Any, name: str) -> bytes:
     """The answer without what differs by request: its id, and the name that was asked for."""
     body = answer.json()

@@ -224,12 +224,12 @@ def models(source: Source, query: Json, tenant_id: str | None) -> Page:
     versions: defaultdict[str, list[Version]] = defaultdict(list)
     for one in source.select(Version, Selection(order="added_at_position")):
         versions[one.model].append(one)
-    return count, [_model_json(row, versions[row.name]) for row in rows]
+    return count, [_model_json(row, versions[row.name], tenant_id) for row in rows]
 
 
 def model(source: Source, name: str, tenant_id: str | None) -> Found:
     row = _model(source, name, tenant_id)
-    return Found(_model_json(row, _versions_of(source, name)), row.version)
+    return Found(_model_json(row, _versions_of(source, name), tenant_id), row.version)
 
 
 def versions(source: Source, name: str, query: Json, tenant_id: str | None) -> Page:
@@ -264,12 +264,16 @@ def _versions_of(source: Source, name: str) -> list[Version]:
     return source.select(Version, Selection({"model": name}, order="added_at_position"))
 
 
-def _model_json(row: Model, versions: list[Version]) -> Json:
+def _model_json(row: Model, versions: list[Version], tenant_id: str | None) -> Json:
+    """As ``tenant_id`` may see it: who else has access is not its business."""
+    access = _json(row.access)
+    if tenant_id is not None:
+        access["tenants"] = [one for one in access["tenants"] if one == tenant_id]
     return {
         "name": row.name,
         "default_version": row.default_version,
         "aliases": list(row.aliases),
-        "access": _json(row.access),
+        "access": access,
         "versions": [_version_json(one) for one in versions],
         "created_at": row.created_at,
     }
@@ -322,10 +326,8 @@ def _route_json(row: Route) -> Json:
 
 # --- names that writes depend on ---------------------------------------------------------------
 def require_versions(version_ids: Iterable[str]) -> None:
-    """Raise Invalid ``invalid_route`` for the first version that the catalog does not know.
-
-    Checked against the read model, so a version added this very moment may be refused once.
-    """
+    """Raise Invalid ``invalid_route`` for the first version that the catalog does not know."""
+    wait_for(head())  # a version that its caller has just added must be known
     for version_id in version_ids:
         if DatabaseSource().get(Version, version_id) is None:
             raise Invalid("invalid_route", f"There is no version '{version_id}'.", "arms")
