@@ -5,7 +5,7 @@ import { setAccess } from "@/api/models";
 import { tenantsQuery } from "@/api/tenants";
 import { FormModal } from "@/ui/FormModal";
 import { Section } from "@/ui/Page";
-import type { DetailProps } from "./ModelPage";
+import type { DetailProps } from "./detail";
 
 export function AccessSection({ model, etag, writable }: DetailProps) {
   const [editing, setEditing] = useState(false);

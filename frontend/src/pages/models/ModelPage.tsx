@@ -4,13 +4,13 @@ import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
 import { modelQuery } from "@/api/models";
 import { useMayWrite } from "@/api/session";
-import type { Model } from "@/api/types";
 import { Async } from "@/ui/Async";
 import { Page, Section } from "@/ui/Page";
 import { Status } from "@/ui/Status";
 import { AccessSection } from "./AccessSection";
 import { AddVersionModal } from "./AddVersionModal";
 import { AliasSection } from "./AliasSection";
+import type { DetailProps } from "./detail";
 import { InstancesSection } from "./InstancesSection";
 import { worstStatus } from "./replicas";
 import { VersionDrawer } from "./VersionDrawer";
@@ -60,12 +60,6 @@ function Actions({ name, writable }: { name: string; writable: boolean }) {
       )}
     </>
   );
-}
-
-export interface DetailProps {
-  model: Model;
-  etag: string;
-  writable: boolean;
 }
 
 function Detail({ model, etag, writable }: DetailProps) {

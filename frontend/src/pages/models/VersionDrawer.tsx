@@ -7,7 +7,7 @@ import { Facts } from "@/ui/Facts";
 import { bytes, integer } from "@/ui/format";
 import { Id } from "@/ui/Id";
 import { Status } from "@/ui/Status";
-import type { DetailProps } from "./ModelPage";
+import type { DetailProps } from "./detail";
 import { ScaleModal } from "./ScaleModal";
 
 interface VersionDrawerProps extends DetailProps {
