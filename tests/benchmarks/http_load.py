@@ -1,8 +1,8 @@
 """A load generator on bare asyncio protocols, so that the client is not what is measured.
 
 One connection carries one request at a time and is kept alive. Requests are bytes made beforehand;
-of a response only what is needed is looked at: where it ends, when the first token came, and how
-many tokens its usage reports.
+of a response only what is needed is looked at: where it ends, when tokens came, and how many its
+usage reports.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
@@ -20,11 +20,15 @@ _END = b"data: [DONE]"
 
 @dataclass
 class Result:
-    """Seconds; ``first`` is the time to the first token of streams."""
+    """Seconds; of streams ``first`` is the time to the first token, ``gaps`` those between the
+    later arrivals of one stream. What is begun, or comes, before ``since`` is not counted."""
 
     latency: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
     num_tokens: int = 0
+    since: float = 0.0
+    num_words: int = 0  # of the simulated model, each one token, that came after ``since``
     num_errors: int = 0
     seconds: float = 0.0
     sample_error: str = ""
@@ -59,7 +63,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, request: bytes, result: Result, *, is_stream: bool) -> None:
         self._request, self._result, self._is_stream = request, result, is_stream
         self._buffer = bytearray()
-        self._began = 0.0
+        self._began = self._heard_at = 0.0
         self._has_first = False
         self.remaining: int | None = None
         self.until = float("inf")
@@ -76,11 +80,22 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        if self._is_stream and not self._has_first and _FIRST.search(self._buffer):
-            self._has_first = True
-            self._result.first.append(time.perf_counter() - self._began)
+        if self._is_stream:
+            self._note_tokens(data)
         if self._is_complete():
             self._finish()
+
+    def _note_tokens(self, data: bytes) -> None:
+        now, result = time.perf_counter(), self._result
+        if self._has_first:
+            result.gaps.append(now - self._heard_at)
+        elif _FIRST.search(self._buffer):
+            self._has_first = True
+            if self._began >= result.since:
+                result.first.append(now - self._began)
+        self._heard_at = now
+        if now >= result.since:
+            result.num_words += data.count(b"tok") - data.count(b"token")
 
     def _is_complete(self) -> bool:
         if self._is_stream and self._buffer.startswith(b"HTTP/1.1 200"):
@@ -118,6 +133,30 @@ class _Connection(asyncio.Protocol):
             self._result.num_errors += 1
             self._result.sample_error = f"connection lost: {error}"
             self.done.set_result(None)
+
+
+async def steady(port: int, requests: Sequence[bytes], warm_up: float, seconds: float) -> Result:
+    """Streams that are replaced as they end: one connection for each of ``requests``, begun over
+    ``warm_up`` seconds and then measured for ``seconds``, without those that still run after."""
+    loop, result = asyncio.get_running_loop(), Result()
+    began = time.perf_counter()
+    result.since = began + warm_up
+    connections = []
+    for number, request in enumerate(requests):
+        _, connection = await loop.create_connection(
+            lambda request=request: _Connection(request, result, is_stream=True),  # type: ignore[misc]
+            "127.0.0.1",
+            port,
+        )
+        connection.until = result.since + seconds
+        loop.call_later(warm_up * number / len(requests) / 2, connection.begin)
+        connections.append(connection)
+    await asyncio.sleep(result.since + seconds - time.perf_counter())
+    result.seconds = time.perf_counter() - result.since
+    measured = replace(result, first=[*result.first], gaps=[*result.gaps])
+    await asyncio.gather(*(connection.done for connection in connections))
+    measured.num_errors = result.num_errors
+    return measured
 
 
 async def run(

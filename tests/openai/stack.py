@@ -163,9 +163,9 @@ class Stack:
         self.order(model.DECIDER, stream, model.AddVersion(name, spec, now))
 
     # --- the fleet ------------------------------------------------------------------------------
-    def add_agent(self, node_id: str) -> Agent:
+    def add_agent(self, node_id: str, *options: str) -> Agent:
         """Start an agent and say in the log that it joined."""
-        agent = self.agents[node_id] = Agent(self.nats, self.directory, node_id)
+        agent = self.agents[node_id] = Agent(self.nats, self.directory, node_id, *options)
         agent.start()
         device = node.DeviceInfo(0, "cpu", "cpu", GIB)
         self._report(node_id, node.NodeJoined(node_id, "boot", "", (device,), time.time()))
@@ -176,7 +176,7 @@ class Stack:
         self._generation += 1
         version_id = f"{name}@{spec.version}"
         replica_id = f"{name}.{spec.version}.g{self._generation}.0"
-        assignment = placement.Assignment(replica_id, version_id, node_id, 0, GIB // 16)
+        assignment = placement.Assignment(replica_id, version_id, node_id, 0, spec.gpu_memory)
         started = placement.Started(assignment, "test", (), ())
         command = placement.DecidePlacement(replica_id, 0, (started,), (), (), time.time())
         self.order(placement.DECIDER, placement.STREAM, command)
@@ -233,7 +233,7 @@ def _replica(replica_id: str, name: str, spec: VersionSpec) -> ReplicaSpec:
         model=name,
         version=spec.version,
         device_index=0,
-        memory_bytes=GIB // 16,
+        memory_bytes=spec.gpu_memory,
         source=spec.source,
         max_batch=spec.max_batch,
         max_batch_tokens=8192,
