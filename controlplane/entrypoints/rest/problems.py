@@ -14,6 +14,7 @@ from rest_framework.response import Response
 
 from controlplane.application.ports import StoreUnavailable
 from controlplane.domain.errors import DomainError, VersionConflict
+from controlplane.entrypoints.rest.rendering import JSONRenderer
 from controlplane.entrypoints.rest.strict_json import BadJson
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     body = problem_body(status, code, detail, request_id, errors)
     if status >= 500 and code == "internal_error":
         logger.error("request %s failed", request_id, exc_info=error)
+    context["request"].accepted_renderer = JSONRenderer()  # the schema's own would write YAML
     response = Response(body, status=status, content_type=PROBLEM_TYPE, headers=headers)
     response["X-Request-Id"] = request_id
     return response
