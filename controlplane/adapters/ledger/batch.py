@@ -53,12 +53,11 @@ def settle_all(cursor: Cursor, sql: Statements, terminals: Sequence[Terminal]) -
     """Complete the live requests among ``terminals``; the ids of those completed here."""
     wanted = {terminal.request_id: terminal for terminal in terminals}
     cursor.execute(sql.unsettled, (_json(list(wanted)),))
-    live = cursor.fetchall()
+    live: list[Any] = msgspec.json.decode(cursor.fetchall()[0][0])
     if not live:
         return set()
     cursor.execute(sql.take_positions, (len(live),))
-    cursor.execute(sql.read_head)
-    first = cursor.fetchone()[0] - len(live) + 1
+    first = cursor.fetchall()[0][0] - len(live) + 1
     rows = [_terminal_row(wanted[row[0]], first + i) for i, row in enumerate(live)]
     cursor.execute(sql.settle, (_json(rows),))
     cursor.execute(sql.add_usage, (_json(_usage_rows(live, wanted)),))

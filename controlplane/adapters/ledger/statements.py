@@ -2,8 +2,9 @@
 
 Thread hand-overs are the reason: SQLite's driver gives up the interpreter lock around every step,
 and beside a busy event loop each way back may cost a switch interval. One statement a batch, not
-one a row, keeps that to a handful; on PostgreSQL it saves the round trips. The two dialects differ
-only in how an array element is read and in the placeholder::
+one a row, keeps that to a handful (what is read comes as one JSON text too, since each row fetched
+is a step); on PostgreSQL it saves the round trips. The two dialects differ only in how an array
+element is read, how an array is made, and in the placeholder::
 
     SQLite       SELECT json_extract(value, '$[0]'), … FROM json_each(?)
     PostgreSQL   SELECT (value ->> 0)::text, …         FROM jsonb_array_elements(%s::jsonb)
@@ -76,7 +77,6 @@ class Statements:
     insert_intents: str
     unsettled: str
     take_positions: str
-    read_head: str
     settle: str
     add_usage: str
     progress: str
@@ -100,6 +100,12 @@ def _build(*, sqlite: bool) -> Statements:
     mark = "?" if sqlite else "%s"
     rows = "json_each(?) AS e" if sqlite else "jsonb_array_elements(%s::jsonb) AS e(value)"
     scalar = "e.value" if sqlite else "e.value #>> '{}'"
+    live = "request_id, tenant_id, day, version_id"
+    gather = (
+        f"json_group_array(json_array({live}))"
+        if sqlite
+        else f"COALESCE(json_agg(json_build_array({live})), '[]')::text"
+    )
 
     def read(index: int, kind: str) -> str:
         if sqlite:
@@ -122,12 +128,12 @@ def _build(*, sqlite: bool) -> Statements:
         f" FROM ledger_request WHERE tenant_id = {mark} AND outcome = '')",
         insert_intents=f"INSERT INTO ledger_request ({_names(INTENT_COLUMNS)}, {', '.join(_BLANK)})"
         f" SELECT {fields(INTENT_COLUMNS)}, {', '.join(_BLANK.values())} FROM {rows}",
-        unsettled="SELECT request_id, tenant_id, day, version_id FROM ledger_request"
-        f" WHERE outcome = '' AND request_id IN (SELECT {scalar} FROM {rows})"
-        f" ORDER BY request_id{'' if sqlite else ' FOR UPDATE'}",
+        unsettled=f"SELECT {gather} FROM (SELECT {live}"
+        f" FROM ledger_request WHERE outcome = '' AND request_id IN (SELECT {scalar} FROM {rows})"
+        f" ORDER BY request_id{'' if sqlite else ' FOR UPDATE'}) AS live",
         take_positions=f"INSERT INTO ledger_head (id, position) VALUES (1, {mark})"
-        " ON CONFLICT (id) DO UPDATE SET position = ledger_head.position + excluded.position",
-        read_head="SELECT position FROM ledger_head WHERE id = 1",
+        " ON CONFLICT (id) DO UPDATE SET position = ledger_head.position + excluded.position"
+        " RETURNING position",
         settle=f"UPDATE ledger_request SET {changes} FROM (SELECT {fields(keyed)} FROM {rows}) AS v"
         " WHERE ledger_request.request_id = v.request_id",
         add_usage=f"INSERT INTO ledger_usage ({_names(USAGE_COLUMNS)})"
