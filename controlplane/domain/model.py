@@ -1,7 +1,7 @@
 """A model with its versions and aliases. Stream ``model-<name>``.
 
 Resolution reads: alias -> model or route; route -> arm -> version; a bare model name means its
-default version, which is the newest one that is not retired unless one was chosen.
+default version, which is the oldest one that is not retired unless one was chosen.
 """
 
 from dataclasses import dataclass, field, replace
@@ -250,11 +250,14 @@ def decide(model: Model, command: ModelCommand) -> list[Event]:
 
 
 def default_version(model: Model) -> str | None:
-    """The version a bare model name means: the chosen one, else the newest not retired."""
+    """The version a bare model name means: the chosen one, else the oldest not retired.
+
+    Not the newest: adding a version would move all traffic to weights that no node has loaded.
+    """
     if model.default and model.default not in model.retired:
         return model.default
     live = [version for version in model.versions if version not in model.retired]
-    return live[-1] if live else None
+    return live[0] if live else None
 
 
 def _add_version(model: Model, name: str, spec: VersionSpec, now: float) -> list[Event]:

@@ -13,7 +13,7 @@ NOT_PLANNED = "No plan has been made for it yet."
 
 
 class Model(Row, frozen=True):
-    """``default_version`` is what a bare model name means now: the chosen one, else the newest
+    """``default_version`` is what a bare model name means now: the chosen one, else the oldest
     that is not retired, else None."""
 
     name: str
@@ -89,7 +89,7 @@ def _default_version(rows: Rows, model: Model) -> str | None:
     live = [row.version for row in versions if not row.retired]
     if model.chosen_default in live:
         return model.chosen_default
-    return live[-1] if live else None
+    return live[0] if live else None
 
 
 def _version_added(rows: Rows, event: domain.ModelVersionAdded, recorded: Recorded) -> None:
@@ -149,7 +149,7 @@ def _access_changed(rows: Rows, event: domain.ModelAccessChanged, recorded: Reco
 
 PROJECTION = Projection(
     "catalog",
-    1,
+    2,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,

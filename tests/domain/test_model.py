@@ -120,8 +120,9 @@ def test_retiring_is_for_good_and_harmless_to_repeat() -> None:
     given(REGISTERED).when(RetireVersion(M, "v1", 4.0)).then_refused("version_not_found")
 
 
-def test_the_default_is_the_chosen_version_else_the_newest_live_one() -> None:
-    """A retired choice no longer counts; with nothing live there is no default."""
+def test_the_default_is_the_chosen_version_else_the_oldest_live_one() -> None:
+    """So adding a version moves no traffic. A retired choice no longer counts; with nothing live
+    there is no default."""
     chosen = ModelDefaultVersionSet(M, "v1", 4.0)
     given(REGISTERED, ADDED, ADDED2).when(SetDefaultVersion(M, "v1", 4.0)).then(chosen)
     given(REGISTERED, ADDED, chosen).when(SetDefaultVersion(M, "v1", 5.0)).then_nothing()
@@ -129,8 +130,9 @@ def test_the_default_is_the_chosen_version_else_the_newest_live_one() -> None:
         "version_retired"
     )
     history: list[Event] = [REGISTERED, ADDED, ADDED2]
-    assert default_version(fold(model.DECIDER, history)) == "v2"
-    assert default_version(fold(model.DECIDER, [*history, chosen])) == "v1"
+    assert default_version(fold(model.DECIDER, history)) == "v1"
+    newer = ModelDefaultVersionSet(M, "v2", 4.0)
+    assert default_version(fold(model.DECIDER, [*history, newer])) == "v2"
     assert default_version(fold(model.DECIDER, [*history, chosen, RETIRED])) == "v2"
     assert default_version(fold(model.DECIDER, [REGISTERED, ADDED, RETIRED])) is None
 

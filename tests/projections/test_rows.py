@@ -92,12 +92,12 @@ def test_a_deleted_tenant_is_gone_with_its_keys() -> None:
 
 def test_a_model_shows_its_default_and_aliases() -> None:
     second = ("model-smollm2", model.ModelVersionAdded("smollm2", _v2(), 3.0))
-    chosen = ("model-smollm2", model.ModelDefaultVersionSet("smollm2", "v1", 4.0))
+    chosen = ("model-smollm2", model.ModelDefaultVersionSet("smollm2", "v2", 4.0))
     retired = ("model-smollm2", model.ModelVersionRetired("smollm2", "v1", 5.0))
     alias = ("model-smollm2", model.ModelAliasAdded("smollm2", "small", 6.0))
-    assert _model(*FLEET, second).default_version == "v2"
-    assert _model(*FLEET, second, chosen).default_version == "v1"
-    assert _model(*FLEET, second, chosen, retired).default_version == "v2"
+    assert _model(*FLEET, second).default_version == "v1"
+    assert _model(*FLEET, second, chosen).default_version == "v2"
+    assert _model(*FLEET, second, retired).default_version == "v2"
     shown = _model(*FLEET, alias)
     assert (shown.aliases, shown.version) == (("small",), 3)
     assert rows_after(*FLEET, alias).get(Alias, "small") == Alias("small", "smollm2", 6.0)
