@@ -1,11 +1,11 @@
 """Django's settings, all derived from ``environment``."""
 
-import os
 import secrets
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from controlplane.adapters.private_files import kept_private
 from controlplane.config.environment import environment
 
 ENV = environment()
@@ -17,15 +17,7 @@ def _secret_key() -> str:
     """The configured key, or one made once and kept readable by this user only."""
     if ENV.secret_key:
         return ENV.secret_key
-    DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = DATA_DIR / "secret_key"
-    try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    except FileExistsError:
-        return path.read_text().strip()
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_urlsafe(50))
-    return path.read_text().strip()
+    return kept_private(DATA_DIR / "secret_key", lambda: secrets.token_urlsafe(50))
 
 
 def _sqlite() -> dict[str, Any]:
@@ -70,7 +62,6 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "channels",
     "rest_framework",
-    "django_filters",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "controlplane.adapters.eventstore",

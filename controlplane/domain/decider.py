@@ -3,7 +3,7 @@
 Worked example, for a route::
 
     state = fold(route.DECIDER, [RouteCreated(...)])
-    route.decide(state, RetargetRoute(...))   # -> [RouteArmsChanged(...)], or [] if already so
+    route.decide(state, ChangeArms(...))   # -> [RouteArmsChanged(...)], or [] if already so
 
 ``decide`` raises DomainError for an order that should never have been sent, and returns no event
 when the wish is already true, which makes a resend harmless. ``evolve`` never raises.
@@ -19,11 +19,11 @@ import msgspec
 S = TypeVar("S")
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=False):
+class Event(msgspec.Struct, frozen=True):
     """Base of all domain events: past-tense facts, plain data, immutable."""
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=False):
+class Command(msgspec.Struct, frozen=True):
     """Base of all orders; each carries its own ``now`` (Unix seconds, UTC)."""
 
 
@@ -35,6 +35,10 @@ class Decider(Generic[S]):
     initial: S
     decide: Callable[[S, Any], Sequence[Event]]
     evolve: Callable[[S, Any], S]
+
+    def stream(self, target: str) -> str:
+        """The stream of the aggregate ``target``: ``model.DECIDER.stream("m") == "model-m"``."""
+        return f"{self.category}-{target}"
 
 
 def fold(decider: Decider[S], events: Iterable[Event], state: S | None = None) -> S:

@@ -18,11 +18,12 @@ subscribe   its generate, cancel and resend subjects, its own desired key (a hin
             own inbox: the client must be opened with ``inbox_prefix=node_inbox(node_id)``
 ==========  =======================================================================================
 
-Nodes are in an **account of their own**, which sees of the engine's account only what
-``TO_ENGINE`` and ``TO_NODES`` name. Permissions check the subject of a message, but not the subject
-that it asks the reply to be sent to. In one account a node could therefore let the server itself
-send an answer to ``$JS.API.STREAM.DELETE.KV_desired``, or to another node's desired key (both tried
-and seen to work). Across accounts an answer comes out where the question was asked.
+Nodes are in an **account of their own**. Of the engine's account it sees only what
+``SERVICES_OF_ENGINE`` and ``STREAMS_OF_ENGINE`` name, and shows it ``STREAMS_OF_NODES``.
+Permissions check the subject of a message, but not the subject that it asks the reply to be sent
+to. In one account a node could therefore let the server itself send an answer to
+``$JS.API.STREAM.DELETE.KV_desired``, or to another node's desired key (both tried and seen to
+work). Across accounts an answer comes out where the question was asked.
 
 Rejected: a consumer on the desired bucket. Its filter travels in the request's body, where no
 permission can see it, so a node could read every other node's desired state. A plain subscription
@@ -41,6 +42,7 @@ from typing import Any
 
 import nkeys
 
+from controlplane.adapters.private_files import kept_private, write_private
 from gpuagent.wire import subjects
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
@@ -209,19 +211,6 @@ def _new_seed(prefix: int) -> bytes:
     return bytes(nkeys.encode_seed(os.urandom(32), prefix))
 
 
-def _kept_seed(path: Path, prefix: int) -> bytes:
-    """The seed in ``path``, made on first use; of two processes at once the first one wins."""
-    try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    except FileExistsError:
-        return path.read_bytes().strip()
-    with os.fdopen(handle, "wb") as file:
-        file.write(_new_seed(prefix))
-        file.flush()
-        os.fsync(file.fileno())
-    return path.read_bytes()
-
-
 class Authority:
     """Issues every claim of one cluster from the seeds in ``directory``."""
 
@@ -234,7 +223,9 @@ class Authority:
         self._system = self._keys("system", nkeys.PREFIX_BYTE_ACCOUNT)
 
     def _keys(self, name: str, prefix: int) -> nkeys.KeyPair:
-        return nkeys.from_seed(_kept_seed(self.directory / f"{name}.nk", prefix))
+        path = self.directory / f"{name}.nk"
+        seed = kept_private(path, lambda: _new_seed(prefix).decode())
+        return nkeys.from_seed(seed.encode())
 
     def control_creds(self) -> str:
         """Credentials of the control plane's processes: everything in the engine's account."""
@@ -245,11 +236,11 @@ class Authority:
         return _creds(self._nodes, f"node-{node_id}", node_permissions(node_id))
 
     def write_control_creds(self) -> Path:
-        return _write_private(self.directory / "control.creds", self.control_creds())
+        return write_private(self.directory / "control.creds", self.control_creds())
 
     def write_node_creds(self, node_id: str) -> Path:
         creds = self.node_creds(node_id)
-        return _write_private(self.directory / f"node-{node_id}.creds", creds)
+        return write_private(self.directory / f"node-{node_id}.creds", creds)
 
     def server_config(
         self, store_dir: Path, port: int, host: str = "127.0.0.1", monitor_port: int | None = None
@@ -319,7 +310,7 @@ class Authority:
     ) -> Path:
         """Write ``nats.conf`` beside the keys, JetStream's files below it; returns its path."""
         config = self.server_config(self.directory / "jetstream", port, host, monitor_port)
-        return _write_private(self.directory / "nats.conf", config)
+        return write_private(self.directory / "nats.conf", config)
 
 
 def _creds(account: nkeys.KeyPair, name: str, permissions: Permissions) -> str:
@@ -331,13 +322,3 @@ def _creds(account: nkeys.KeyPair, name: str, permissions: Permissions) -> str:
         f"-----BEGIN NATS USER JWT-----\n{claim}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n"
     )
-
-
-def _write_private(path: Path, text: str) -> Path:
-    """Replace ``path`` atomically with ``text``, readable by this user only."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
-    return path

@@ -25,7 +25,8 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from controlplane.adapters.natsbus.credentials import Authority
-from controlplane.entrypoints.processes.demo_seed import ADMIN, TENANT, Secrets, write_private
+from controlplane.adapters.private_files import write_private
+from controlplane.entrypoints.processes.demo_seed import ADMIN, TENANT, Secrets
 from controlplane.entrypoints.processes.supervisor import Child, Supervisor
 
 MANAGE = Path(__file__).resolve().parents[3] / "manage.py"

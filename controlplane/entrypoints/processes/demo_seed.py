@@ -7,7 +7,6 @@ next start.
 """
 
 import json
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from django.contrib.auth.models import User
 
 from controlplane.adapters.access import keys, tokens, users
 from controlplane.adapters.access.models import ApiKeySecret
+from controlplane.adapters.private_files import write_private
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import EventMeta
 from controlplane.domain import model, tenant
@@ -81,7 +81,7 @@ class Seeder:
 
     def _first(self, decider: Decider[Any], of: str, *commands: Command) -> None:
         """Give ``commands`` to an aggregate that has no history yet."""
-        stream = f"{decider.category}-{of}"
+        stream = decider.stream(of)
         version, _ = self._handler.state(decider, stream)
         if version == 0:
             for command in commands:
@@ -95,7 +95,7 @@ class Seeder:
         command = tenant.IssueApiKey(
             owner, KeyId(key_id), name, secret[-4:], scopes, None, self._now()
         )
-        self._handler.handle(tenant.DECIDER, f"tenant-{owner}", command, META)
+        self._handler.handle(tenant.DECIDER, tenant.DECIDER.stream(owner), command, META)
 
     def _secrets(self) -> Secrets:
         if self._file.exists():
@@ -103,14 +103,3 @@ class Seeder:
         made = Secrets(secrets.token_urlsafe(12), tokens.new_key()[2], tokens.new_key()[2])
         write_private(self._file, json.dumps(asdict(made), indent=1))
         return made
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace ``path`` in one step, durable and readable by this user only."""
-    fresh = path.with_name(f"{path.name}.new")
-    handle = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)

@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.adapters.access.policy import ROLES
 from controlplane.adapters.access.users import save_user
+from controlplane.adapters.private_files import write_private
 
 PASSWORD_FILE = "initial_admin_password"
 
@@ -25,12 +26,5 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         password = os.environ.get("ENGINE_BOOTSTRAP_PASSWORD") or secrets.token_urlsafe(12)
         save_user(options["username"], password, options["role"], options["tenant"])
-        path = _write_private(Path(settings.DATA_DIR) / PASSWORD_FILE, password)
+        path = write_private(Path(settings.DATA_DIR) / PASSWORD_FILE, f"{password}\n")
         self.stdout.write(f"{options['username']}: {password}   (also in {path}; delete it)")
-
-
-def _write_private(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text + "\n")
-    return path
