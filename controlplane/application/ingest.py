@@ -229,7 +229,7 @@ class Ingest:
         events = conclude(node_id, node, heard, now, self._timings, not self.frozen)
         for group in _grouped(events):
             command = RecordNodeEvents(NodeId(node_id), group, now)
-            self._handler.handle(nodes.DECIDER, f"node-{node_id}", command, META)
+            self._handler.handle(nodes.DECIDER, nodes.DECIDER.stream(node_id), command, META)
         return len(events)
 
 

@@ -8,16 +8,16 @@ from rest_framework.request import Request
 from controlplane import bootstrap
 from controlplane.application import catalog_file
 from controlplane.application.catalog_file import FileOrder
+from controlplane.application.handle import Handled
 from controlplane.application.ports import EventMeta
 from controlplane.domain import model, route
 from controlplane.domain.decider import Decider, Event
 from controlplane.entrypoints.rest import reading
-from controlplane.entrypoints.rest.events import unrecorded
 from controlplane.entrypoints.rest.writing import Write, handle
 
 
 def state_of(decider: Decider[Any], target: str) -> Any:
-    return bootstrap.command_handler().state(decider, f"{decider.category}-{target}")[1]
+    return bootstrap.command_handler().state(decider, decider.stream(target))[1]
 
 
 def planned(text: str) -> tuple[list[FileOrder], list[list[Event]]]:
@@ -49,7 +49,7 @@ def apply(request: Request, query: dict[str, Any]) -> tuple[dict[str, Any], int]
 def apply_locally(text: str, meta: EventMeta, dry_run: bool) -> list[tuple[str, list[Event]]]:
     """For ``manage.py apply``: ``(stream, events)`` of every order."""
     orders, would_be = planned(text)
-    streams = [f"{order.decider.category}-{order.target}" for order in orders]
+    streams = [order.decider.stream(order.target) for order in orders]
     if dry_run:
         return list(zip(streams, would_be, strict=True))
     handler = bootstrap.command_handler()
@@ -67,16 +67,10 @@ def export() -> str:
 
 
 def _dry_receipt(order: FileOrder, events: list[Event]) -> dict[str, Any]:
-    version, _ = bootstrap.command_handler().state(
-        order.decider, f"{order.decider.category}-{order.target}"
-    )
-    return {
-        "id": order.target,
-        "version": version,
-        "changed": bool(events),
-        "dry_run": True,
-        "events": [unrecorded(event) for event in events],
-    }
+    stream = order.decider.stream(order.target)
+    version, _ = bootstrap.command_handler().state(order.decider, stream)
+    write = Write(order.decider, order.target, order.command)
+    return write.receipt(Handled(tuple(events), version, 0), dry_run=True)
 
 
 def _body(results: list[dict[str, Any]], dry_run: bool) -> dict[str, Any]:

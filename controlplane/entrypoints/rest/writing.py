@@ -154,7 +154,7 @@ def handle(request: Request, write: Write, reason: str, dry_run: bool, part: str
     try:
         return bootstrap.command_handler().handle(
             write.decider,
-            f"{write.decider.category}-{write.target}",
+            write.decider.stream(write.target),
             write.command,
             meta_of(request, write.reason or reason),
             expected_version=expected_version(request),
