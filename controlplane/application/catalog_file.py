@@ -33,7 +33,6 @@ import yaml
 from controlplane.domain import model, route
 from controlplane.domain.decider import Command, Decider, Event, fold
 from controlplane.domain.errors import Invalid
-from controlplane.domain.ids import VersionId
 from controlplane.domain.model import Access, AddVersion, Colocation, Model, VersionSpec
 
 MAX_DEPTH = 64
@@ -52,16 +51,17 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: int = 1
 
 
-class _Colocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    labels: tuple[str, ...] = ()
-    affinity: tuple[str, ...] = ()
-    anti_affinity: tuple[str, ...] = ()
-    isolation: str = "shared"
+# The domain's own structs, but a person's typing mistake is not passed over.
+class _Colocation(Colocation, frozen=True, forbid_unknown_fields=True):
+    pass
 
 
-class _Access(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    public: bool = True
-    tenants: tuple[str, ...] = ()
+class _Access(Access, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Arm(route.Arm, frozen=True, forbid_unknown_fields=True):
+    pass
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,12 +89,6 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     default: bool = False
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None
-
-
-class _Arm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    version_id: str
-    weight: float
 
 
 class RouteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -225,7 +219,7 @@ def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[FileOrder]:
             for command in _model_commands(entry, state, now)
         ]
     for line in file.routes:
-        arms = tuple(route.Arm(a.name, VersionId(a.version_id), a.weight) for a in line.arms)
+        arms = tuple(route.Arm(*msgspec.structs.astuple(arm)) for arm in line.arms)
         exists = state_of(route.DECIDER, line.name).exists
         order = route.ChangeArms if exists else route.CreateRoute
         found.append(FileOrder(route.DECIDER, line.name, order(line.name, arms, line.sticky, now)))
@@ -248,7 +242,7 @@ def _model_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[Com
         for alias in entry.aliases:
             yield model.AddAlias(name, alias, now)
     if entry.access is not None:
-        access = Access(entry.access.public, entry.access.tenants)
+        access = Access(*msgspec.structs.astuple(entry.access))
         yield model.ChangeAccess(name, access, now)
 
 
