@@ -24,7 +24,7 @@ from controlplane.domain.decider import Event
 
 
 class MemoryEventStore:
-    """``ports.EventStore`` in a list. Event ids count up, so that a run repeats exactly."""
+    """``ports.EventStore`` in a list. Times are its clock's, so that a run repeats exactly."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

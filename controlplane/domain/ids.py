@@ -7,9 +7,7 @@ from controlplane.domain.errors import Invalid
 
 TenantId = NewType("TenantId", str)
 KeyId = NewType("KeyId", str)
-ModelId = NewType("ModelId", str)
 VersionId = NewType("VersionId", str)  # "<model name>@<version name>": readable, unique, stable
-RouteId = NewType("RouteId", str)
 NodeId = NewType("NodeId", str)
 ReplicaId = NewType("ReplicaId", str)
 

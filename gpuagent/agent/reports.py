@@ -11,8 +11,6 @@ from gpuagent.agent.node import Node
 from gpuagent.agent.replicas import Replica
 from gpuagent.wire.messages import DeviceLoad, ObservedState, ReplicaLoad, Telemetry
 
-HOLDS_MEMORY = ("loading", "ready", "stopping")
-
 
 class Reports:
     """Builds every report from the node's current state; sends nothing."""
@@ -86,9 +84,7 @@ class Reports:
         return sum(
             replica.loaded.peak_bytes
             for replica in self._node.table
-            if replica.spec.device_index == device_index
-            and replica.loaded
-            and replica.state in HOLDS_MEMORY
+            if replica.spec.device_index == device_index and replica.loaded
         )
 
     # --- HTTP -------------------------------------------------------------------------------

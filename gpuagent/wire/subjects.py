@@ -11,7 +11,6 @@ cancel                  ``engine.cancel.<node>``        gateway -> node
 resend after a gap      ``engine.resend.<node>``        gateway -> node
 frames                  ``engine.frames.<gw>.<node>``   node -> gateway
 tokenizers              object store ``tokenizers``     node -> gateways, name = version id
-log head hint           ``engine.log.head``             control plane only
 ======================  ==============================  ===========================================
 """
 
@@ -19,7 +18,6 @@ DESIRED_BUCKET = "desired"
 OBSERVED_BUCKET = "observed"
 TOKENIZER_BUCKET = "tokenizers"
 NODE_JETSTREAM = "engine.js"  # a node's prefix for the JetStream API, which is another account's
-LOG_HEAD = "engine.log.head"
 TELEMETRY_ALL = "engine.telemetry.*"
 
 

@@ -46,7 +46,8 @@ class Session(ABC):
 
     @abstractmethod
     def lock_head(self, known: Head | None) -> Head:
-        """Begin a transaction and return the head, which no other writer can move now."""
+        """The head to write after. From here on no other writer can move it, or ``write`` and
+        ``leave`` will say that one did: then this is called again."""
 
     @abstractmethod
     def versions(self, streams: Iterable[str]) -> dict[str, int]:

@@ -106,7 +106,7 @@ class Transport:
     """All inference of one gateway. Runs in one event loop; ``monotonic`` gives seconds.
 
     ``counts``: frames, deltas, frame_rejected, frame_gap, delta_unknown, delta_repeated,
-    delta_gap, resend, undelivered.
+    delta_gap, resend, untold, undelivered, and the ``error_code`` of every stream ended here.
     """
 
     def __init__(self, bus: Bus, gateway_id: str, monotonic: Callable[[], float]) -> None:

@@ -92,10 +92,10 @@ class Projector:
 
     def catch_up_all(self) -> int:
         """Project to the end of the log."""
-        position = -1
-        while position != (position := self.catch_up()):
-            pass
-        return position
+        before, reached = -1, self.catch_up()
+        while reached != before:
+            before, reached = reached, self.catch_up()
+        return reached
 
     def rebuild(self) -> Rebuilt:
         """Fold the log from its beginning, put the result in place, compare it with what was there.
