@@ -40,7 +40,7 @@ async def test_a_node_reads_and_writes_its_own_state(nats: NatsServer) -> None: 
         seen = await boss.jetstream().key_value("observed")
         assert (await seen.get("n1")).value == b"running"
         await n1.client.publish("engine.frames.gw1.n1", b"frame")
-        assert (await frames.next_msg(2)).data == b"frame"
+        assert (await frames.next_msg(10)).data == b"frame"
 
 
 async def test_a_node_hears_its_new_desired_state(nats: NatsServer) -> None:  # noqa: F811
@@ -49,7 +49,7 @@ async def test_a_node_hears_its_new_desired_state(nats: NatsServer) -> None:  # 
         hints = await n1.client.subscribe("$KV.desired.n1")
         await n1.client.flush()
         await (await boss.jetstream().key_value("desired")).put("n1", b"generation 2")
-        assert (await hints.next_msg(2)).data == b"generation 2"
+        assert (await hints.next_msg(10)).data == b"generation 2"
 
 
 async def test_a_node_puts_a_tokenizer_of_several_chunks(nats: NatsServer) -> None:  # noqa: F811
