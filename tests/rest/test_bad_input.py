@@ -94,6 +94,19 @@ def test_no_endpoint_accepts_an_unknown_field_or_another_shape(api: Api) -> None
             assert code in ("invalid_type", "null"), (path, shape, code)
 
 
+def test_the_detail_alone_names_the_field(api: Api) -> None:
+    """A script may print ``detail`` and nothing else of the problem."""
+    answers = {
+        "tier_name": api.post("tenants/", {"name": "b", "tier_name": "free"}),
+        "gpu_memory": api.post("models/m/versions/", {"version": "v2", "source": "simulated://m"}),
+        "arms.0.weight": api.post(
+            "routes/", {"name": "r", "arms": [{"name": "a", "version_id": "m@v1"}]}
+        ),
+    }
+    for field, answer in answers.items():
+        assert problem(answer, 400) and field in answer.json()["detail"], answer.content
+
+
 def test_no_endpoint_takes_a_value_of_another_type(api: Api) -> None:
     for method, path, body in WRITES:
         for field, value in body.items():

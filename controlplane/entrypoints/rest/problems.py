@@ -88,7 +88,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     status, code, detail, headers = _describe(error)
     errors = _field_errors(error)
     if errors:
-        code, detail = errors[0]["code"], errors[0]["detail"]
+        code, detail = errors[0]["code"], _headline(errors[0])
     body = problem_body(status, code, detail, request_id, errors)
     if status >= 500 and code == "internal_error":
         logger.error("request %s failed", request_id, exc_info=error)
@@ -96,6 +96,13 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     response = Response(body, status=status, content_type=PROBLEM_TYPE, headers=headers)
     response["X-Request-Id"] = request_id
     return response
+
+
+def _headline(error: dict[str, str]) -> str:
+    """The sentence with the field it is about: a client may show ``detail`` and nothing else."""
+    name = error["pointer"].strip("/").replace("/", ".")
+    named = name.rpartition(".")[2] in error["detail"]
+    return error["detail"] if named else f"{name}: {error['detail']}"
 
 
 def _describe(error: Exception) -> tuple[int, str, str, dict[str, str]]:

@@ -78,10 +78,14 @@ class Policy(BasePermission):
         principal = principal_in(request)
         if allowed(principal, action, resource):
             return True
-        reach = f" of tenant '{principal.tenant_id}'" if principal.confined else ""
-        raise Problem(
-            403, "forbidden", f"Role '{principal.role}'{reach} may not {action} {resource}."
-        )
+        raise Problem(403, "forbidden", f"{_who(principal)} may not {action} {resource}.")
+
+
+def _who(principal: Principal) -> str:
+    if not principal.role:
+        return "An API key without an admin scope"
+    reach = f" of tenant '{principal.tenant_id}'" if principal.confined else ""
+    return f"Role '{principal.role}'{reach}"
 
 
 class Open(BasePermission):
