@@ -431,7 +431,7 @@ class Serving:
         except BudgetExceeded as error:
             raise Refused(
                 "insufficient_quota",
-                f"The token budget of this {job.budget_period} is used up: {error}.",
+                f"The tenant's token budget ({job.budget_period}) does not cover this: {error}.",
                 limits=job.limits,
             ) from error
         except AuditUnavailable as error:
