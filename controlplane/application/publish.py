@@ -5,7 +5,12 @@ what is not known to be there. Every few seconds, and after a reconnection, all 
 compared with what the bus really holds, so a bus that lost its store is filled again.
 
 A node whose replicas did not change keeps the generation it was first told with; that one it must
-acknowledge. ``unacknowledged`` says who has not, and for how long.
+acknowledge. ``unacknowledged`` says who has not, and for how long. Worked example, epoch 2::
+
+    placement 7 starts a on n1     n1 is told (2, 7) [a]
+    placement 8 starts b on n2     n2 is told (2, 8) [b]; n1 nothing: it runs what it should
+    n1 acknowledges (2, 7)         nobody waits for n1, though the placement is at 8
+    the bus lost its store         the next comparison finds nothing there: n1 is told (2, 8) [a]
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,12 @@
 
 This step moves nothing and looks at no free memory. A replica that may stay, stays: the only
 reasons to stop one are named in ``Stopped.code``. Replicas on a draining node are *leaving*: they
-are replaced first and stopped when as many others are ready as there should be.
+are replaced first and stopped when as many others are ready as there should be. Worked example, two
+replicas of a are wanted and n1, which holds a.0, is draining::
+
+    a.0 ready on n1, a.1 ready on n2              keep a.1, a.0 is leaving, 1 missing
+    a.2 started on n3, loading                    keep a.1 a.2, a.0 is leaving, 0 missing
+    a.2 ready                                     keep a.1 a.2, stop a.0 (node_draining)
 
 A worker that died is its agent's business first: the agent starts it again within a second, waiting
 longer each time. Only when that has failed ``LOCAL_RETRIES`` times in a row does the replica move.

@@ -4,6 +4,13 @@ score = - 10 x replicas of this version on the node        (spread over nodes be
         -  2 x replicas of this version in the zone         (then over zones)
         +  1 x labels it wants beside it that are there      (affinity)
         +  1 - free memory afterwards / capacity             (best fit: leave large holes whole)
+
+Worked example, devices of 80 GB, a version of 30 GB that runs on n1 in zone z1 already::
+
+    n1/1  z1  40 GB free    1 - 10/80 - 10 - 2 = -11.125
+    n2/0  z1  80 GB free    1 - 50/80      - 2 =  -1.625
+    n3/0  z2  80 GB free    1 - 50/80          =   0.375
+    n3/1  z2  35 GB free    1 -  5/80          =   0.9375   chosen
 """
 
 from controlplane.domain.placement import Candidate, ScoreTerm
