@@ -32,6 +32,8 @@ SEED = int(os.environ.get("ENGINE_CRASH_SEED", random.SystemRandom().randrange(1
 NUM_ROUNDS = int(os.environ.get("ENGINE_CRASH_ROUNDS", 24))
 VICTIMS = ("web", "gateway", "controller", "nats", "gpuagent-1", "worker")
 NUM_STREAMS = 4
+LONGEST_DELAY = 0.6
+NUM_TOKENS = 56  # at 20 ms each: a stream outlasts the longest delay
 # Killing these must not touch a stream: tokens flow without them.
 OFF_THE_PATH = {"web", "controller"}
 
@@ -69,7 +71,7 @@ def test_no_kill_loses_anything(product):
     history = History()
     for number in range(NUM_ROUNDS):
         victim = VICTIMS[number % len(VICTIMS)]
-        play_round(product, history, victim, number, chance.uniform(0.05, 0.6))
+        play_round(product, history, victim, number, chance.uniform(0.05, LONGEST_DELAY))
     assert Counter(stream.ended for stream in history.streams)["done"] > NUM_ROUNDS
     check_ledger(product, history)
     check_log(product, history)
@@ -100,7 +102,7 @@ def play_round(product: Product, history: History, victim: str, number: int, del
     print(f"round {number}: took {time.monotonic() - began:.1f} s")
 
 
-def consume(product: Product, stream: Stream, max_tokens: int = 80) -> None:
+def consume(product: Product, stream: Stream, max_tokens: int = NUM_TOKENS) -> None:
     client = product.openai(timeout=30.0)
     messages = [{"role": "user", "content": "Go on."}]
     try:
@@ -189,8 +191,8 @@ def check_ledger(product: Product, history: History) -> None:
 
 def open_requests(product: Product) -> list[str]:
     """Accepted requests without a terminal record."""
-    rows = product.results("requests/?limit=500")
-    return [row["request_id"] for row in rows if not row["outcome"]]
+    rows = product.results("requests/?outcome=running&limit=500")
+    return [row["request_id"] for row in rows]
 
 
 def check_log(product: Product, history: History) -> None:
