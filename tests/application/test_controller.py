@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import httpx
@@ -21,7 +21,11 @@ from controlplane.domain import model, node
 from controlplane.domain.model import AddVersion, RegisterModel, RetireVersion, VersionSpec
 from controlplane.domain.node import DrainNode
 from controlplane.domain.placement import PlacementDecided
-from controlplane.entrypoints.processes.controller import Controller, ControllerSettings
+from controlplane.entrypoints.processes.controller import (
+    Controller,
+    ControllerSettings,
+    end_tasks,
+)
 from controlplane.entrypoints.processes.controller_server import probes_of
 from gpuagent.wire.codec import decode, encode
 from gpuagent.wire.messages import (
@@ -400,3 +404,18 @@ async def test_without_a_bus_it_is_not_ready_and_says_why(nats: NatsServer) -> N
         assert "the message bus is not connected" in controller.problems()
         nats.start()
         await until(lambda: not controller.problems(), 8)
+
+
+async def test_a_loop_that_swallows_a_cancellation_still_ends() -> None:
+    """What ``wait_for`` of Python 3.11 does when its own wait ends in the same moment."""
+
+    async def deaf() -> None:
+        for _ in range(3):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    tasks = [asyncio.create_task(deaf()), asyncio.create_task(asyncio.sleep(60))]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await end_tasks(tasks)
+    assert all(task.done() for task in tasks)

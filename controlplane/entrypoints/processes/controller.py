@@ -21,7 +21,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,15 @@ MAX_PLANS = 8  # in one round: evictions and joins settle in one or two
 
 T = TypeVar("T")
 log = structlog.get_logger("controller")
+
+
+async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel until all have ended: Python 3.11's ``wait_for`` swallows a cancellation that comes in
+    the moment its own wait ends, and a loop woken by every heartbeat is often in that moment."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.2)
 
 
 class ReadModel(Protocol):
@@ -130,9 +139,7 @@ class Controller:
             asyncio.create_task(self._act_loop()),
         ]
         await stop.wait()
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        await end_tasks(loops)
         await self._leave()
 
     async def _leave(self) -> None:
