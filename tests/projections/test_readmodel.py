@@ -1,5 +1,8 @@
 """The read model on disk: the same rows as folded in memory, however it came to be."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -171,7 +174,7 @@ def test_the_command_compares_and_fails_on_a_difference(database: Path) -> None:
     bootstrap.projector().catch_up_all()
     said = StringIO()
     call_command("rebuild_readmodel", stdout=said)
-    live, rebuilt = (line.split()[1] for line in said.getvalue().splitlines()[1:])
+    live, rebuilt = (line.split()[1] for line in said.getvalue().splitlines()[1:3])
     assert live == rebuilt and len(live) == 64
     models.Tenant.objects.update(tier="wrong")
     with pytest.raises(CommandError, match="differ"):
@@ -193,3 +196,15 @@ def test_the_command_that_verifies_names_the_position(database: Path) -> None:
     with pytest.raises(CommandError, match="position 7"):
         call_command("verify")
     store.close()
+
+
+@pytest.mark.parametrize("command", ["apply", "verify"])
+def test_a_command_says_that_the_database_is_empty(tmp_path: Path, command: str) -> None:
+    """Mostly ENGINE_DATA_DIR names another folder; a traceback would look like damage."""
+    ran = subprocess.run(
+        [sys.executable, "manage.py", command],
+        env={**os.environ, "ENGINE_DATA_DIR": str(tmp_path), "ENGINE_DATABASE_URL": ""},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "is empty. Is ENGINE_DATA_DIR" in ran.stderr and "Traceback" not in ran.stderr

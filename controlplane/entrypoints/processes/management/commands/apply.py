@@ -5,16 +5,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from controlplane import bootstrap
 from controlplane.application.ports import EventMeta, StoreUnavailable
 from controlplane.domain.errors import DomainError
 from controlplane.domain.event_types import type_of
+from controlplane.entrypoints.processes.database_command import DatabaseCommand
 from controlplane.entrypoints.rest.applying import apply_locally, export
 
 
-class Command(BaseCommand):
+class Command(DatabaseCommand):
     help = "Apply a catalog file (- is standard input), or print the present one with --export."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -46,5 +47,7 @@ def _text(file: str) -> str:
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise CommandError(f"{file}: {error}") from None

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from controlplane.adapters.access.policy import ROLES
 from controlplane.adapters.access.users import save_user
 from controlplane.adapters.private_files import write_private
+from controlplane.entrypoints.processes.database_command import DatabaseCommand
 
 PASSWORD_FILE = "initial_admin_password"
 
 
-class Command(BaseCommand):
+class Command(DatabaseCommand):
     help = "Create a dashboard user, or give an existing one a new password; prints it once."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from controlplane.adapters.export.formats import FORMATS, Export
+from controlplane.entrypoints.processes.database_command import DatabaseCommand
 from controlplane.entrypoints.rest.exporting import COLUMNS, records
 from controlplane.entrypoints.rest.ledger_reading import export_head
 
 
-class Command(BaseCommand):
-    help = "Write events or requests to DIR, with a manifest.json of count, positions and SHA-256."
+class Command(DatabaseCommand):
+    help = "Write events or requests to DIR, with a .manifest.json of count, positions and SHA-256."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--what", choices=sorted(COLUMNS), default="events")

@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from controlplane import bootstrap
 from controlplane.application.ports import IntegrityError, StoreUnavailable
 from controlplane.domain.event_types import UnknownEvent
+from controlplane.entrypoints.processes.database_command import DatabaseCommand
 
 
-class Command(BaseCommand):
+class Command(DatabaseCommand):
     help = "Rebuild the read model from the log; fails if it differs from the one kept until now."
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -24,3 +25,4 @@ class Command(BaseCommand):
             raise CommandError(
                 "They differ: the read model was wrong. The rebuilt one is in place."
             )
+        self.stdout.write("the same" if result.live else "in place")

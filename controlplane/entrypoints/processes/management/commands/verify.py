@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from controlplane import bootstrap
 from controlplane.application.ports import IntegrityError, StoreUnavailable
+from controlplane.entrypoints.processes.database_command import DatabaseCommand
 
 
-class Command(BaseCommand):
+class Command(DatabaseCommand):
     help = "Verify the log's hash chain; names the first bad position."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -17,6 +18,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             head = bootstrap.event_store().verify(options["after"])
-        except (IntegrityError, StoreUnavailable) as error:
+        except IntegrityError as error:
             raise CommandError(f"Not intact: {error}") from error
+        except StoreUnavailable as error:
+            raise CommandError(f"The log cannot be read: {error.__cause__ or error}") from error
         self.stdout.write(f"Intact up to position {head.position}, hash {head.hash.hex()}")

@@ -1,0 +1,18 @@
+"""What the management commands that read or write the database have in common."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connection
+
+
+class DatabaseCommand(BaseCommand):
+    """Says so where there are no tables, which is mostly the wrong folder, not a broken one."""
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        if not connection.introspection.table_names():
+            raise CommandError(
+                f"The database {connection.settings_dict['NAME']} is empty. Is ENGINE_DATA_DIR or "
+                "ENGINE_DATABASE_URL right? A new one is made by manage.py migrate."
+            )
+        return super().execute(*args, **options)
