@@ -156,10 +156,8 @@ def test_half_open_connections_are_dropped(web: Web) -> None:
 def test_a_listener_that_never_reads_costs_little_and_is_cut(web: Web, operator: str) -> None:
     """It asks for a backlog of some 12 MB; what the system's own buffers take is theirs."""
     long_reason = EventMeta(actor="user:test", reason="x" * 3000)
-    for index in range(4000):
-        name = TenantId(f"t{index}")
-        append = Append(f"tenant-{name}", 0, [TenantCreated(name, name, "free", 1.0)], long_reason)
-        bootstrap.event_store().append(append)
+    events = [TenantCreated(TenantId(f"t{n}"), f"t{n}", "free", 1.0) for n in range(4000)]
+    bootstrap.event_store().append(Append("tenant-many", 0, events, long_reason))
     before = psutil.Process(web.process.pid).memory_info().rss
     with socket.socket() as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -236,7 +234,8 @@ async def _hear_telemetry(web: Web, token: str, nats: NatsServer) -> None:  # no
     assert frame["type"] == "telemetry" and frame["node_id"] == "n1"
 
 
-def test_a_taken_port_is_said_and_ends_the_process(web: Web, database: Path) -> None:
-    second = Web(database.parent, ENGINE_WEB_PORT=str(web.port))
-    assert second.process.wait(40) == 1
-    assert "cannot be bound" in second.log()
+def test_a_taken_port_is_said_and_ends_the_process(database: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        web = Web(database.parent, ENGINE_WEB_PORT=str(taken.getsockname()[1]))
+        assert web.process.wait(40) == 1
+    assert "cannot be bound" in web.log()
