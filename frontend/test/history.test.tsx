@@ -1,5 +1,6 @@
 import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import { expect, test } from "vitest";
+import { gist } from "@/pages/events/gist";
 import { event } from "./fake/data.mjs";
 import { dialog, greet, type Harness, liveEvent, open, press } from "./harness";
 
@@ -107,4 +108,18 @@ test("the ledger is filtered from the URL and opens a record with its times", as
   fireEvent.click(within(table).getAllByRole("button")[0] as HTMLElement);
   const drawer = await dialog("Request");
   await within(drawer).findByRole("img", { name: /^Queue 3.5 ms, prefill 48 ms, decode/ });
+});
+
+test("an event's line names the versions it is about", () => {
+  const line = (data: object) => gist({ ...event(1), data: { ...data } });
+  const spec = { version: "v2", source: "hf://a/b@c", gpu_memory: 1, colocation: {} };
+  expect(line({ name: "m", spec })).toBe("version=v2  source=hf://a/b@c  gpu_memory=1");
+  const arms = [{ name: "a", version_id: "m@v1", weight: 9 }];
+  expect(line({ arms, sticky: true })).toBe("arms=m@v1:9  sticky=true");
+  const started = [{ assignment: { version_id: "m@v1" }, candidates: [] }];
+  const unplaced = [{ version_id: "m@v2", num_missing: 1 }];
+  expect(line({ decision_id: "d", planned_from: 4, started, stopped: [], unplaced })).toBe(
+    "started=m@v1  unplaced=m@v2",
+  );
+  expect(line({ devices: [{ name: "A100" }] })).toBe("devices=1");
 });

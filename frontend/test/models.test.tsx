@@ -25,6 +25,17 @@ test("a registered model leads straight to adding its first version", async () =
   expect(spec.gpu_memory).toBe(2 ** 30);
 });
 
+test("a further version starts from the newest one, and says what the bare name means", async () => {
+  const { backend } = await open("/models/smollm2?add=true");
+  const box = await dialog("Add version to smollm2");
+  within(box).getByText("smollm2 alone still means v1, until another version is made the default.");
+  press("Add version", box);
+  await screen.findByText("smollm2@v3 is added; it is placed next");
+  const [newest, added] = backend.state.models[0].versions.slice(-2);
+  expect(added.source).toBe(newest.source);
+  expect(added.max_prompt_tokens).toBe(newest.max_prompt_tokens);
+});
+
 test("a refused name is shown with the server's rule, and the dialog stays", async () => {
   await open("/models");
   press("Register model");

@@ -15,15 +15,27 @@ export function device(node_id: string, index: number): string {
 }
 
 export function summary({ started, stopped, unplaced }: Decision): string {
-  const counts: [number, string][] = [
-    [started.length, "started"],
-    [stopped.length, "stopped"],
-    [missing(unplaced), "without a place"],
+  const counts: [number, string[], string][] = [
+    [started.length, started.map(versionOf), "started"],
+    [stopped.length, stopped.map(versionOf), "stopped"],
+    [missing(unplaced), unplaced.map(({ version_id }) => version_id), "without a place"],
   ];
   const parts = counts
     .filter(([num]) => num > 0)
-    .map(([num, what]) => `${plural(num, "replica")} ${what}`);
+    .map(([num, versions, what]) => `${plural(num, "replica")}${ofThese(versions)} ${what}`);
   return parts.join(", ") || "nothing changed";
+}
+
+const NAMED = 2;
+
+/** The versions by name while they fit in the line; the details name every one. */
+function ofThese(versions: string[]): string {
+  const names = [...new Set(versions)];
+  return names.length <= NAMED ? ` of ${names.join(" and ")}` : "";
+}
+
+function versionOf({ assignment }: Started | Stopped): string {
+  return assignment.version_id;
 }
 
 function missing(unplaced: Unplaced[]): number {

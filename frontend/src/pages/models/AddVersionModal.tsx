@@ -1,6 +1,7 @@
 import { NumberInput, Select, SimpleGrid, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { addVersion } from "@/api/models";
+import type { Model } from "@/api/types";
 import { FormModal } from "@/ui/FormModal";
 
 const GIB = 2 ** 30;
@@ -20,27 +21,43 @@ const FIRST = {
 
 type Spec = typeof FIRST;
 
+/** What the newest version is, under the next name; its replicas start from one again. */
+function nextSpec({ versions }: Model): Spec {
+  const newest = versions.at(-1);
+  if (newest === undefined) return FIRST;
+  const { source, gpu_memory, max_batch, max_prompt_tokens, max_output_tokens } = newest;
+  const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens };
+  const { quantization, priority } = newest;
+  return { ...FIRST, version: nextName(newest.version), source, ...limits, quantization, priority };
+}
+
+/** v1 → v2, 2024-r9 → 2024-r10; a name without a number at its end has no next one. */
+function nextName(version: string): string {
+  const number = /\d+$/.exec(version)?.[0];
+  return number === undefined ? "" : version.slice(0, -number.length) + (Number(number) + 1);
+}
+
 interface AddVersionModalProps {
-  model: string;
+  model: Model;
   opened: boolean;
   onClose: () => void;
 }
 
 export function AddVersionModal({ model, opened, onClose }: AddVersionModalProps) {
-  const [spec, setSpec] = useState(FIRST);
+  const [spec, setSpec] = useState(() => nextSpec(model));
   const change = (part: Partial<Spec>) => setSpec((old) => ({ ...old, ...part }));
   return (
     <FormModal
-      title={`Add version to ${model}`}
+      title={`Add version to ${model.name}`}
       opened={opened}
       onClose={onClose}
       size="lg"
       submitLabel="Add version"
-      submit={() => addVersion(model, spec)}
-      done={`${model}@${spec.version} is added; it is placed next`}
+      submit={() => addVersion(model.name, spec)}
+      done={`${model.name}@${spec.version} is added; it is placed next`}
       touches={["models"]}
     >
-      <SourceFields spec={spec} change={change} />
+      <SourceFields model={model} spec={spec} change={change} />
       <SimpleGrid cols={{ base: 1, xs: 2 }} spacing="sm">
         <ChoiceFields spec={spec} change={change} />
         <NumberFields spec={spec} change={change} />
@@ -54,11 +71,12 @@ interface FieldsProps {
   change: (part: Partial<Spec>) => void;
 }
 
-function SourceFields({ spec, change }: FieldsProps) {
+function SourceFields({ model, spec, change }: FieldsProps & { model: Model }) {
   return (
     <>
       <TextInput
         label="Version"
+        description={model.default_version && keeps(model.name, model.default_version)}
         required
         data-autofocus
         value={spec.version}
@@ -74,6 +92,10 @@ function SourceFields({ spec, change }: FieldsProps) {
       />
     </>
   );
+}
+
+function keeps(name: string, version: string): string {
+  return `${name} alone still means ${version}, until another version is made the default.`;
 }
 
 function ChoiceFields({ spec, change }: FieldsProps) {

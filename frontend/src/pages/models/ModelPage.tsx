@@ -77,7 +77,12 @@ function Detail({ model, etag, writable }: DetailProps) {
       <InstancesSection model={model} />
       <AliasSection model={model} writable={writable} />
       <AccessSection model={model} etag={etag} writable={writable} />
-      <AddVersionModal model={model.name} opened={add === true} onClose={close} />
+      <AddVersionModal
+        key={String(add)}
+        model={model}
+        opened={add === true}
+        onClose={close}
+      />
       <VersionDrawer
         model={model}
         etag={etag}
