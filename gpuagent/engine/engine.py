@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from gpuagent.engine.batch import SchedulerOutput, Sequence
 from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
-from gpuagent.engine.executors import make_executor
+from gpuagent.engine.executors import block_bytes, make_executor
 from gpuagent.engine.model_runner import Executor, ModelRunner, StepResult
 from gpuagent.engine.request import (
     EngineStats,
@@ -116,10 +116,10 @@ class TorchEngine:
         """
         folder = Path(path)
         model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len)
-        block_bytes = block_size * model.config.kv_bytes_per_token(dtype)
+        width = block_bytes(model.config, block_size, DTYPES[dtype], device, quantization)
         longest = model.config.max_position
         scheduling = SchedulerConfig(
-            num_blocks=num_blocks or kv_bytes // block_bytes,
+            num_blocks=num_blocks or kv_bytes // width,
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             max_num_seqs=max_num_seqs,

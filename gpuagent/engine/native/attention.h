@@ -11,8 +11,12 @@
 // Contexts are taken in segments of 64 tokens counted from position 0, with a running maximum and
 // sum (Milakov and Gimelshein 2018, algorithm 3). Where a segment ends depends on nothing but
 // positions, so a token's output is the same bits alone, in a batch, or in another chunking.
+//
+// Stored as int8, keys and values have one scale per token and KV head, max |x| / 127. The scales of
+// 16 tokens are a vector too: the keys' multiply the scores, the values' multiply the weights.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include "vec.h"
 
 constexpr int BLOCK = LANES;
@@ -20,17 +24,55 @@ constexpr int SEGMENT = 4 * BLOCK;
 constexpr int MAX_ROWS = 6;       // 24 accumulators
 constexpr int QUERY_TOKENS = 32;  // tokens of a chunk per work item
 
+// One layer's keys and values; T is float, or int8_t with scales.
+template <class T>
 struct Cache {
-    float* keys;    // of this layer: (blocks, K, D, 16)
-    float* values;  // of this layer: (blocks, K, 16, D)
+    T* keys;    // (blocks, K, D, 16)
+    T* values;  // (blocks, K, 16, D)
+    float* key_scales;    // (blocks, K, 16)
+    float* value_scales;  // (blocks, K, 16)
     int64_t kv_heads;
     int64_t head_dim;
     int64_t null_block;  // all zeros
-    float* key_block(int64_t block, int64_t head) const {
-        return keys + (block * kv_heads + head) * head_dim * BLOCK;
+
+    int64_t piece(int64_t block, int64_t head) const { return block * kv_heads + head; }
+    T* key_block(int64_t piece) const { return keys + piece * head_dim * BLOCK; }
+    T* value_block(int64_t piece) const { return values + piece * head_dim * BLOCK; }
+
+    // Store key and value (D) of one token.
+    void put(int64_t block, int64_t head, int64_t offset, const float* key, const float* value) {
+        const int64_t at = piece(block, head);
+        T* tokens = key_block(at) + offset;
+        T* row = value_block(at) + offset * head_dim;
+        float key_inverse = 1.0f, value_inverse = 1.0f;
+        if constexpr (sizeof(T) == 1) {
+            key_inverse = set_scale(key_scales[at * BLOCK + offset], key);
+            value_inverse = set_scale(value_scales[at * BLOCK + offset], value);
+        }
+        for (int64_t d = 0; d < head_dim; d++) {
+            tokens[d * BLOCK] = rounded(key[d] * key_inverse);
+            row[d] = rounded(value[d] * value_inverse);
+        }
     }
-    float* value_block(int64_t block, int64_t head) const {
-        return values + (block * kv_heads + head) * head_dim * BLOCK;
+
+  private:
+    static T rounded(float x) {
+        if constexpr (sizeof(T) == 1) return T(std::nearbyint(x));
+        return T(x);
+    }
+
+    // The scale of a vector, and its inverse; NaN and infinity go on in the scale.
+    float set_scale(float& scale, const float* x) const {
+        Vec largest = {}, total = {};
+        for (int64_t d = 0; d < head_dim; d += LANES) {
+            Vec part = load(x + d);
+            largest = maximum(largest, maximum(part, -part));
+            total += part;
+        }
+        const float most = max_of(largest), sum = sum_of(total);
+        const bool is_sound = sum - sum == 0.0f;
+        scale = is_sound ? most / 127.0f : sum;
+        return is_sound && most > 0.0f ? 127.0f / most : 0.0f;
     }
 };
 
@@ -42,33 +84,54 @@ struct Span {
     int32_t table;
 };
 
-template <int R>
-static void score(const float* const* queries, const float* const* keys, int64_t head_dim,
-                  float* scores) {
+// Four blocks of keys and values, and those to fetch meanwhile: the hardware does not foresee
+// where the next block lies.
+template <class T>
+struct Segment {
+    const T *keys[4], *values[4];
+    const float *key_scales[4], *value_scales[4];
+};
+
+constexpr int LINE = 64;
+
+template <int R, class T>
+static void score(const float* const* queries, const Segment<T>& now, const Segment<T>& next,
+                  int64_t head_dim, float* scores) {
     Vec acc[R][4] = {};
     for (int64_t d = 0; d < head_dim; d++) {
         Vec k[4];
-        for (int j = 0; j < 4; j++) k[j] = load(keys[j] + d * BLOCK);
+        for (int j = 0; j < 4; j++) {
+            k[j] = load(now.keys[j] + d * BLOCK);
+            if (d % (LINE / (BLOCK * sizeof(T))) == 0)
+                __builtin_prefetch(next.keys[j] + d * BLOCK, 0, 2);
+        }
         for (int r = 0; r < R; r++) {
             Vec q = splat(queries[r][d]);
             for (int j = 0; j < 4; j++) acc[r][j] += q * k[j];
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < 4; j++) store(scores + r * SEGMENT + j * BLOCK, acc[r][j]);
+    for (int j = 0; j < 4; j++) {
+        if constexpr (sizeof(T) == 1)
+            for (int r = 0; r < R; r++) acc[r][j] *= load(now.key_scales[j]);
+        for (int r = 0; r < R; r++) store(scores + r * SEGMENT + j * BLOCK, acc[r][j]);
+    }
 }
 
-template <int R, int W>
-static void weigh(const float* weights, const float* const* values, int64_t tokens,
+template <int R, int W, class T>
+static void weigh(const float* weights, const Segment<T>& now, const Segment<T>& next, int64_t tokens,
                   int64_t head_dim, int64_t column, float* const* outputs, const float* factors) {
     Vec acc[R][W];
     for (int r = 0; r < R; r++)
         for (int j = 0; j < W; j++)
             acc[r][j] = load(outputs[r] + column + j * LANES) * factors[r];
     for (int64_t t = 0; t < tokens; t++) {
-        const float* v = values[t / BLOCK] + (t % BLOCK) * head_dim + column;
+        const int64_t offset = (t % BLOCK) * head_dim + column;
         Vec parts[W];
-        for (int j = 0; j < W; j++) parts[j] = load(v + j * LANES);
+        for (int j = 0; j < W; j++) {
+            parts[j] = load(now.values[t / BLOCK] + offset + j * LANES);
+            if (j % (LINE / (LANES * sizeof(T))) == 0)
+                __builtin_prefetch(next.values[t / BLOCK] + offset + j * LANES, 0, 2);
+        }
         for (int r = 0; r < R; r++) {
             Vec p = splat(weights[r * SEGMENT + t]);
             for (int j = 0; j < W; j++) acc[r][j] += p * parts[j];
@@ -114,56 +177,80 @@ struct Row {
     Running running;
 };
 
-template <int R>
-static void segment_rows(Row* rows, const float* const* keys, const float* const* values,
-                         int64_t start, int64_t head_dim) {
+template <int R, class T>
+static void segment_rows(Row* rows, const Segment<T>& now, const Segment<T>& next, int64_t start, int64_t head_dim) {
     alignas(64) float scores[R * SEGMENT];
     const float* queries[R];
     float* outputs[R];
     float factors[R];
     for (int r = 0; r < R; r++) queries[r] = rows[r].query, outputs[r] = rows[r].output;
-    score<R>(queries, keys, head_dim, scores);
+    score<R>(queries, now, next, head_dim, scores);
     int64_t tokens = 0;
     for (int r = 0; r < R; r++) {
         int64_t visible = std::clamp<int64_t>(rows[r].position + 1 - start, 0, SEGMENT);
         factors[r] = soften(scores + r * SEGMENT, visible, rows[r].running);
         tokens = std::max(tokens, visible);
+        if constexpr (sizeof(T) == 1) {
+            for (int j = 0; j < 4; j++) {
+                float* weights = scores + r * SEGMENT + j * BLOCK;
+                store(weights, load(weights) * load(now.value_scales[j]));
+            }
+        }
     }
     int64_t column = 0;
     for (; column + 4 * LANES <= head_dim; column += 4 * LANES)
-        weigh<R, 4>(scores, values, tokens, head_dim, column, outputs, factors);
+        weigh<R, 4>(scores, now, next, tokens, head_dim, column, outputs, factors);
     for (; column < head_dim; column += LANES)
-        weigh<R, 1>(scores, values, tokens, head_dim, column, outputs, factors);
+        weigh<R, 1>(scores, now, next, tokens, head_dim, column, outputs, factors);
 }
 
-static void segment_any(int64_t num, Row* rows, const float* const* keys,
-                        const float* const* values, int64_t start, int64_t head_dim) {
+template <class T>
+static void segment_any(int64_t num, Row* rows, const Segment<T>& now, const Segment<T>& next, int64_t start, int64_t head_dim) {
     switch (num) {
-        case 1: return segment_rows<1>(rows, keys, values, start, head_dim);
-        case 2: return segment_rows<2>(rows, keys, values, start, head_dim);
-        case 3: return segment_rows<3>(rows, keys, values, start, head_dim);
-        case 4: return segment_rows<4>(rows, keys, values, start, head_dim);
-        case 5: return segment_rows<5>(rows, keys, values, start, head_dim);
-        default: return segment_rows<6>(rows, keys, values, start, head_dim);
+        case 1: return segment_rows<1>(rows, now, next, start, head_dim);
+        case 2: return segment_rows<2>(rows, now, next, start, head_dim);
+        case 3: return segment_rows<3>(rows, now, next, start, head_dim);
+        case 4: return segment_rows<4>(rows, now, next, start, head_dim);
+        case 5: return segment_rows<5>(rows, now, next, start, head_dim);
+        default: return segment_rows<6>(rows, now, next, start, head_dim);
     }
 }
 
+// Where the blocks of a request's segment at `start` are; those past its end are zeros.
+template <class T>
+static Segment<T> find(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start,
+                    int64_t end) {
+    Segment<T> found;
+    for (int j = 0; j < 4; j++) {
+        int64_t index = start / BLOCK + j;
+        int64_t block = index * BLOCK < end ? table[index] : cache.null_block;
+        int64_t piece = cache.piece(block, head);
+        found.keys[j] = cache.key_block(piece);
+        found.values[j] = cache.value_block(piece);
+        found.key_scales[j] = cache.key_scales + piece * BLOCK;
+        found.value_scales[j] = cache.value_scales + piece * BLOCK;
+    }
+    return found;
+}
+
 // All rows, in the order of their positions, over the request's blocks; outputs start as zeros.
-static void attend(Row* rows, int64_t num, const Cache& cache, const int32_t* table, int64_t head) {
+// `after` is what this thread is likely to read next.
+template <class T>
+static void attend(Row* rows, int64_t num, const Cache<T>& cache, const int32_t* table,
+                   int64_t head, const Segment<T>& after) {
     const int64_t end = rows[num - 1].position + 1;
+    Segment<T> now = find(cache, table, head, 0, end);
     for (int64_t start = 0; start < end; start += SEGMENT) {
-        const float *keys[4], *values[4];
-        for (int j = 0; j < 4; j++) {
-            int64_t index = start / BLOCK + j;
-            int64_t block = index * BLOCK < end ? table[index] : cache.null_block;
-            keys[j] = cache.key_block(block, head);
-            values[j] = cache.value_block(block, head);
-        }
+        const bool is_last = start + SEGMENT >= end;
+        Segment<T> next = is_last ? after : find(cache, table, head, start + SEGMENT, end);
         for (int64_t r = 0; r < num; r += MAX_ROWS) {
             int64_t some = std::min<int64_t>(MAX_ROWS, num - r);
             if (rows[r + some - 1].position < start) continue;
-            segment_any(some, rows + r, keys, values, start, cache.head_dim);
+            // Fetched once, with the last rows: they see all of the segment's tokens.
+            const Segment<T>& ahead = r + some == num ? next : now;
+            segment_any(some, rows + r, now, ahead, start, cache.head_dim);
         }
+        now = next;
     }
     for (int64_t r = 0; r < num; r++) {
         float inverse = 1.0f / sum_of(rows[r].running.sum);

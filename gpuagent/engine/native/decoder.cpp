@@ -7,6 +7,7 @@
 //     -> [int8: quantise] -> down
 #include <memory>
 #include <sys/mman.h>
+#include <time.h>
 #include "attention.h"
 #include "linear.h"
 #include "team.h"
@@ -33,6 +34,7 @@ struct Workspace {
     int8_t* quantised;
     float* scales;
     int32_t* starts;
+    double* seconds;  // of products, attention, and all else, added up by thread 0
 };
 
 struct Batch {
@@ -41,12 +43,38 @@ struct Batch {
     const Span* spans;
     int64_t num_spans;
     const int32_t* tables;
-    float *keys, *values;  // (layers, blocks, ...) as in attention.h
-    int64_t layer_stride;  // floats
+    void *keys, *values;                // (layers, blocks, ...) as in attention.h
+    float *key_scales, *value_scales;   // null for float32
+    int64_t num_blocks;                 // the null block included
     int64_t null_block;
 };
 
 namespace {
+
+enum Part { PRODUCTS, ATTENTION, REST };
+
+// Adds the processor time between two calls to a part of the step: other processes on the same
+// cores do not count, waiting at a barrier does.
+class Clock {
+  public:
+    Clock(double* seconds, bool is_on) : seconds_(is_on ? seconds : nullptr) {}
+    void charge(Part part) {
+        if (!seconds_) return;
+        double time = now();
+        seconds_[part] += time - last_;
+        last_ = time;
+    }
+
+  private:
+    static double now() {
+        timespec time;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        return time.tv_sec + 1e-9 * time.tv_nsec;
+    }
+
+    double* seconds_;
+    double last_ = now();
+};
 
 struct Item {
     const Span* span;
@@ -86,6 +114,7 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t half, fl
     }
 }
 
+template <class T>
 class Step {
   public:
     Step(const Model& model, const Workspace& space, const Batch& batch, Team& team)
@@ -100,9 +129,15 @@ class Step {
 
     void operator()(int thread) {
         int64_t phase = 0;
-        auto each = [&](int64_t total, int64_t chunk, auto work) {
+        Clock clock(s.seconds, thread == 0);
+        auto each = [&](int64_t total, int64_t chunk, auto work, Part part = REST) {
             shares_.take(phase++, total, chunk, work);
             team_.meet();
+            clock.charge(part);
+        };
+        auto product = [&](const Linear& w, const float* x, Target out) {
+            multiply(thread, phase++, w, x, out, b.num_tokens);
+            clock.charge(PRODUCTS);
         };
         auto rows = [&](auto work) {
             int64_t chunk = std::max<int64_t>(1, b.num_tokens / (4 * team_.size()));
@@ -113,33 +148,42 @@ class Step {
         rows([&](int64_t row) { embed(row); });
         for (int64_t l = 0; l < m.num_layers; l++) {
             const Layer& layer = m.layers[l];
-            Cache cache{b.keys + l * b.layer_stride, b.values + l * b.layer_stride, m.kv_heads,
-                        m.head_dim, b.null_block};
+            const Cache<T> cache = cache_of(l);
             rows([&](int64_t row) { norm(row, layer.attention_norm); });
-            multiply(thread, phase++, layer.qkv, s.normed, {s.qkv, qkv_width(), STORE});
+            product(layer.qkv, s.normed, {s.qkv, qkv_width(), STORE});
             rows([&](int64_t row) { keep(row, cache); });
-            each(items_.size(), 1, [&](int64_t i, int64_t) { attend_item(items_[i], cache); });
-            multiply(thread, phase++, layer.output, s.attended, {s.hidden, m.hidden, ADD});
+            each(items_.size(), 1, [&](int64_t i, int64_t) { attend_item(i, cache); },
+                 ATTENTION);
+            product(layer.output, s.attended, {s.hidden, m.hidden, ADD});
             rows([&](int64_t row) { norm(row, layer.mlp_norm); });
-            multiply(thread, phase++, layer.gate_up, s.normed, {s.activated, m.middle, SWIGLU});
+            product(layer.gate_up, s.normed, {s.activated, m.middle, SWIGLU});
             if (is_int8_) rows([&](int64_t row) { quantise_row(s.activated, m.middle, row); });
             else phase++;
-            multiply(thread, phase++, layer.down, s.activated, {s.hidden, m.hidden, ADD});
+            product(layer.down, s.activated, {s.hidden, m.hidden, ADD});
         }
     }
 
     // Logits (num, vocabulary rounded up to PANEL) of some rows of the hidden states.
     void score(int thread, const float* hidden, int64_t num, float* logits) {
+        Clock clock(s.seconds, thread == 0);
         shares_.take(0, num, 1, [&](int64_t i, int64_t) {
             normalise(hidden + i * m.hidden, m.norm, m.hidden, m.eps, s.normed + i * m.hidden);
             if (m.head.scales) quantise_row(s.normed, m.hidden, i);
         });
         team_.meet();
         multiply(thread, 1, m.head, s.normed, {logits, m.head.panels() * PANEL, STORE}, num);
+        clock.charge(PRODUCTS);
     }
 
   private:
     int64_t qkv_width() const { return (m.heads + 2 * m.kv_heads) * m.head_dim; }
+
+    Cache<T> cache_of(int64_t layer) const {
+        const int64_t pieces = layer * b.num_blocks * m.kv_heads, size = m.head_dim * BLOCK;
+        return {static_cast<T*>(b.keys) + pieces * size, static_cast<T*>(b.values) + pieces * size,
+                b.key_scales + pieces * BLOCK, b.value_scales + pieces * BLOCK, m.kv_heads,
+                m.head_dim, b.null_block};
+    }
 
     void embed(int64_t row) {
         int64_t token = b.tokens[row];
@@ -169,8 +213,8 @@ class Step {
     // Few rows: a fixed share of the panels for each thread, so that what it fetches ahead is its
     // own. Many rows: whoever is free, because then the products outweigh the reading.
     void multiply(int thread, int64_t phase, const Linear& w, const float* x, Target out,
-                  int64_t num = -1) {
-        Rows rows{x, s.quantised, s.scales, s.starts, num < 0 ? b.num_tokens : num, w.inputs};
+                  int64_t num) {
+        Rows rows{x, s.quantised, s.scales, s.starts, num, w.inputs};
         int64_t panels = w.panels(), size = team_.size();
         if (rows.count <= 64) {
             linear(w, rows, out, panels * thread / size, panels * (thread + 1) / size);
@@ -182,7 +226,7 @@ class Step {
         team_.meet();
     }
 
-    void keep(int64_t row, const Cache& cache) {
+    void keep(int64_t row, Cache<T> cache) {
         float* x = s.qkv + row * qkv_width();
         const int64_t half = m.head_dim / 2, position = b.positions[row];
         const float *cosines = m.cosines + position * half, *sines = m.sines + position * half;
@@ -191,15 +235,13 @@ class Step {
         const int64_t block = b.slots[row] / BLOCK, offset = b.slots[row] % BLOCK;
         for (int64_t h = 0; h < m.kv_heads; h++) {
             const float* key = x + (m.heads + h) * m.head_dim;
-            const float* value = key + m.kv_heads * m.head_dim;
-            float* keys = cache.key_block(block, h) + offset;
-            for (int64_t d = 0; d < m.head_dim; d++) keys[d * BLOCK] = key[d];
-            std::memcpy(cache.value_block(block, h) + offset * m.head_dim, value,
-                        m.head_dim * sizeof(float));
+            cache.put(block, h, offset, key, key + m.kv_heads * m.head_dim);
         }
     }
 
-    void attend_item(const Item& item, const Cache& cache) {
+    void attend_item(int64_t index, const Cache<T>& cache) {
+        const Item& item = items_[index];
+        const Item& later = items_[std::min<int64_t>(index + team_.size(), items_.size() - 1)];
         const int64_t per_kv = m.heads / m.kv_heads, dim = m.head_dim, width = m.heads * dim;
         std::vector<Row> rows;
         rows.reserve(item.count * per_kv);
@@ -212,7 +254,9 @@ class Step {
                                 {-INFINITY, Vec{}}});
             }
         }
-        attend(rows.data(), rows.size(), cache, b.tables + item.span->table, item.head);
+        Segment<T> after = find(cache, b.tables + later.span->table, later.head, 0,
+                             later.span->start + later.first + 1);
+        attend(rows.data(), rows.size(), cache, b.tables + item.span->table, item.head, after);
         if (is_int8_)
             for (auto& row : rows) quantise_part(row.output, dim, row.output - s.attended);
     }
@@ -285,14 +329,19 @@ void pack_int8s(const float* rows, const int64_t* indices, int64_t num, int64_t 
 }
 
 void decoder_forward(Team* team, const Model* model, const Workspace* space, const Batch* batch) {
-    Step step(*model, *space, *batch, *team);
-    team->run([&](int thread) { step(thread); });
+    if (batch->key_scales) {
+        Step<int8_t> step(*model, *space, *batch, *team);
+        team->run([&](int thread) { step(thread); });
+    } else {
+        Step<float> step(*model, *space, *batch, *team);
+        team->run([&](int thread) { step(thread); });
+    }
 }
 
 void decoder_logits(Team* team, const Model* model, const Workspace* space, const float* hidden,
                     int64_t num, float* logits) {
     Batch none{};
-    Step step(*model, *space, none, *team);
+    Step<float> step(*model, *space, none, *team);
     team->run([&](int thread) { step.score(thread, hidden, num, logits); });
 }
 

@@ -56,12 +56,13 @@ class NativeExecutor:
     ) -> None:
         self._library = kernels()
         self._config = model.config
-        self.kv = BlockedKV(model.config, num_blocks)
+        self.kv = BlockedKV(model.config, num_blocks, is_int8)
         self._packed: list[PackedLinear] = []
         self._tensors: list[Tensor] = []
         self._is_int8 = is_int8
         self._max_tokens = max_batch_tokens
         self._model = self._pack_model(model)
+        self._seconds = torch.zeros(3, dtype=torch.float64)
         self._hidden, self._workspace = self._allocate(max_batch_tokens)
         self._logits = torch.empty(0)
         self._team = self._library.team_new(torch.get_num_threads())
@@ -86,6 +87,12 @@ class NativeExecutor:
     def kv_bytes(self) -> int:
         """Bytes of the KV pool."""
         return self.kv.num_bytes
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Time since load in matrix products, in attention, and in the rest of the kernels."""
+        products, attention, rest = self._seconds.tolist()
+        return products, attention, rest
 
     def forward(self, works: Sequence[Work]) -> Tensor:
         """Hidden states (T, hidden) of the works' tokens side by side, valid until the next."""
@@ -139,8 +146,12 @@ class NativeExecutor:
         ]
         tokens, positions, slots, spans_at, tables = (a.buffer_info()[0] for a in arrays)
         batch = structs.Batch(tokens, positions, slots, row, spans_at, len(works), tables)
-        batch.keys, batch.values = self.kv.keys.data_ptr(), self.kv.values.data_ptr()
-        batch.layer_stride, batch.null_block = self.kv.keys[0].numel(), self.kv.null_block
+        kv = self.kv
+        batch.keys, batch.values = kv.keys.data_ptr(), kv.values.data_ptr()
+        if kv.is_int8:
+            batch.key_scales = kv.key_scales.data_ptr()
+            batch.value_scales = kv.value_scales.data_ptr()
+        batch.num_blocks, batch.null_block = kv.null_block + 1, kv.null_block
         return batch, arrays
 
     def _pack_model(self, model: LlamaModel) -> structs.Model:
@@ -201,6 +212,7 @@ class NativeExecutor:
             torch.zeros(num, widest, dtype=torch.int8),
             torch.zeros(num, widest // PANEL),
             torch.zeros(num, widest // PANEL, dtype=torch.int32),
+            self._seconds,
         ]
         self._buffers = (*buffers, *quantised)
         addresses = [buffer.data_ptr() for buffer in self._buffers]

@@ -1,7 +1,10 @@
 """Keys and values in the layout of the kernels; see attention.h.
 
 Block b of layer l is `keys[l, b]`, (K, D, 16): the tokens are innermost, so that the scores of 16
-tokens are one vector. `values[l, b]` is (K, 16, D). The last block stays zero.
+tokens are one vector. `values[l, b]` is (K, 16, D). In int8 each token has a scale per KV head,
+`key_scales[l, b]` and `value_scales[l, b]`, (K, 16) in float32. The last block stays zero.
+
+Bytes per token and layer with 3 KV heads of 64: 1,536 in float32, 408 in int8.
 """
 
 from collections.abc import Sequence
@@ -10,31 +13,48 @@ import torch
 
 from gpuagent.engine.batch import Work
 from gpuagent.engine.kv_cache import Copy
+from gpuagent.engine.native.build import kernels
 from gpuagent.models.config import ModelConfig
 
 BLOCK_SIZE = 16
 
 
-class BlockedKV:
-    """Keys and values of `num_blocks` blocks of 16 tokens for all layers, in float32."""
+def kv_bytes_per_token(config: ModelConfig, is_int8: bool) -> int:
+    """Bytes of one token in all layers."""
+    width = config.head_dim + 4 if is_int8 else 4 * config.head_dim
+    return 2 * config.num_layers * config.num_kv_heads * width
 
-    def __init__(self, config: ModelConfig, num_blocks: int) -> None:
+
+class BlockedKV:
+    """Keys and values of `num_blocks` blocks of 16 tokens for all layers."""
+
+    def __init__(self, config: ModelConfig, num_blocks: int, is_int8: bool = False) -> None:
         shape = config.num_layers, num_blocks + 1, config.num_kv_heads
+        dtype = torch.int8 if is_int8 else torch.float32
         self.null_block = num_blocks
-        self.keys = torch.zeros((*shape, config.head_dim, BLOCK_SIZE))
-        self.values = torch.zeros((*shape, BLOCK_SIZE, config.head_dim))
+        self.keys = torch.zeros((*shape, config.head_dim, BLOCK_SIZE), dtype=dtype)
+        self.values = torch.zeros((*shape, BLOCK_SIZE, config.head_dim), dtype=dtype)
+        scales = (*shape, BLOCK_SIZE) if is_int8 else (0,)
+        self.key_scales, self.value_scales = torch.zeros(scales), torch.zeros(scales)
+        for pool in (self.keys, self.values):  # still untouched: zeroed pages come when written
+            kernels().advise_huge(pool.data_ptr(), pool.nbytes)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether keys and values are stored as int8 with scales."""
+        return self.keys.dtype == torch.int8
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the pool, the null block included."""
-        return self.keys.nbytes + self.values.nbytes
+        return sum(pool.nbytes for pool in self._scales()) + self.keys.nbytes + self.values.nbytes
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy blocks in all layers; all sources are read before any target is written."""
         if copies:
             sources, targets = map(list, zip(*copies, strict=True))
-            self.keys[:, targets] = self.keys[:, sources]
-            self.values[:, targets] = self.values[:, sources]
+            for pool in (self.keys, self.values, *self._scales()):
+                pool[:, targets] = pool[:, sources]
 
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have written."""
@@ -43,3 +63,8 @@ class BlockedKV:
         offsets = positions % BLOCK_SIZE
         self.keys[:, blocks, :, :, offsets] = 0
         self.values[:, blocks, :, offsets] = 0
+        for scales in self._scales():
+            scales[:, blocks, :, offsets] = 0
+
+    def _scales(self) -> tuple[torch.Tensor, ...]:
+        return (self.key_scales, self.value_scales) if self.is_int8 else ()

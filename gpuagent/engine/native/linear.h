@@ -18,9 +18,6 @@
 #include <algorithm>
 #include <cmath>
 #include "vec.h"
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;

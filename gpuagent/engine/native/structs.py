@@ -56,7 +56,7 @@ class Workspace(Structure):
         (name, c_void_p)
         for name in (
             *("hidden", "normed", "qkv", "attended", "activated"),
-            *("quantised", "scales", "starts"),
+            *("quantised", "scales", "starts", "seconds"),
         )
     )
 
@@ -74,6 +74,8 @@ class Batch(Structure):
         ("tables", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("layer_stride", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("num_blocks", c_int64),
         ("null_block", c_int64),
     )

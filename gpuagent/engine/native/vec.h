@@ -7,15 +7,25 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 constexpr int LANES = 16;
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IVec __attribute__((vector_size(64)));
-typedef uint8_t BVec __attribute__((vector_size(64)));
 typedef float VecU __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t IVecU __attribute__((vector_size(64), aligned(4), may_alias));
 
 static inline Vec load(const float* p) { return *reinterpret_cast<const VecU*>(p); }
+static inline Vec load(const int8_t* p) {
+#if defined(__AVX512F__)  // GCC 12 takes the general form apart into single bytes
+    return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#endif
+    typedef int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+    IVec wide = __builtin_convertvector(*reinterpret_cast<const Bytes*>(p), IVec);
+    return __builtin_convertvector(wide, Vec);
+}
 static inline void store(float* p, Vec v) { *reinterpret_cast<VecU*>(p) = v; }
 static inline Vec splat(float x) { return Vec{} + x; }
 static inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
