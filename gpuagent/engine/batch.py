@@ -9,11 +9,14 @@ last 3 tokens of a 7-token prompt beside one decoding request is
         Work("mail", start=4, token_ids=(5, 6, 7), block_ids=(1, 9), samples=True)))
 
 There is no prefill and no decode in it, only tokens whose keys and values are still missing.
+Proposed tokens (`gpuagent.engine.speculation`) are computed like a prompt: "chat" with two
+proposals has token_ids=(311, 8, 15), num_drafts=2, and asks for the scores after each of them.
 """
 
 from dataclasses import dataclass, field
 
 from gpuagent.engine.kv_cache import Copy
+from gpuagent.engine.preemption import HostCopy, Swap
 from gpuagent.engine.request import GenerationRequest, LatencyClass
 
 WEIGHTS = {LatencyClass.REALTIME: 10.0, LatencyClass.STANDARD: 1.0, LatencyClass.BATCH: 0.1}
@@ -24,7 +27,9 @@ class Sequence:
     """A request in progress: prompt plus delivered tokens, and how many are computed.
 
     `token_ids[:num_computed]` have keys and values in the cache. `num_cached` of them came
-    from another request's blocks when this one first started.
+    from another request's blocks when this one first started. `num_idle_steps` counts the
+    steps since it last computed anything while running. `host_copy` is what a preemption has
+    kept; `is_protected` holds until the next token for one that had to wait very long.
     """
 
     request: GenerationRequest
@@ -34,6 +39,8 @@ class Sequence:
     num_cached: int = 0
     num_idle_steps: int = 0
     has_started: bool = False
+    is_protected: bool = False
+    host_copy: HostCopy | None = None
     block_keys: list[bytes] = field(default_factory=list)
 
     @property
@@ -58,10 +65,10 @@ class Sequence:
 
     @property
     def score(self) -> float:
-        """Class weight, raised by every step in which the request was passed over.
+        """Class weight, raised by every step in which a running request was passed over.
 
-        This is what keeps a lower class from starving: a standard request gets its turn
-        after at most ten times the wait of a realtime one, a batch request after a hundred.
+        So a prompt of class batch gets a step's budget after at most a hundred steps of
+        others' prompts. Waiting requests age by class: `gpuagent.engine.waiting`.
         """
         return WEIGHTS[self.request.latency_class] * (1 + self.num_idle_steps)
 
@@ -76,7 +83,8 @@ class Work:
     """Compute `token_ids` at positions start, start + 1, ... of one request.
 
     `block_ids` are its blocks in token order, enough for all of them. `samples` says that
-    the last of these tokens is the request's last, so the next one is to be chosen.
+    the last of these tokens is the request's last, so the next one is to be chosen. The last
+    `num_drafts` of them are proposals, to be accepted or not; then `samples` is set.
     """
 
     request_id: str
@@ -85,6 +93,17 @@ class Work:
     block_ids: tuple[int, ...]
     samples: bool
     copies: tuple[Copy, ...] = ()
+    num_drafts: int = 0
+
+    @property
+    def num_logits(self) -> int:
+        """Of how many of the last tokens the scores are wanted."""
+        return self.num_drafts + 1 if self.samples else 0
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The proposed tokens."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     @property
     def end(self) -> int:
@@ -94,15 +113,18 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: do all `copies` first, then all `work` in one forward pass.
+    """One step: `swap_outs`, then `copies`, then `swap_ins`, then `work` in one forward pass.
 
     A block may be the source of one copy and the target of another, so all sources are read
-    before any target is written.
+    before any target is written. What is swapped out may be overwritten by anything later in
+    the step, and a swapped-in block may be the source of a copy, hence that order.
     """
 
     step: int
     work: tuple[Work, ...]
     preempted: tuple[str, ...] = ()
+    swap_outs: tuple[Swap, ...] = ()
+    swap_ins: tuple[Swap, ...] = ()
 
     @property
     def copies(self) -> tuple[Copy, ...]:
@@ -113,3 +135,8 @@ class SchedulerOutput:
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return sum(len(work.token_ids) for work in self.work)
+
+    @property
+    def num_extra(self) -> int:
+        """Tokens beyond one per request: prompts and proposals."""
+        return self.num_tokens - len(self.work)

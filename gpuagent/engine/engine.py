@@ -40,6 +40,8 @@ from gpuagent.models.llama import LlamaModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_KV_BYTES = 512 << 20
+DEFAULT_SWAP_BYTES = 128 << 20
+DEFAULT_ITL_SECONDS = 0.1
 MAX_GENERATION_CONFIG_BYTES = 1 << 20
 
 
@@ -68,7 +70,7 @@ class _Delivery:
     """What a step has decided so far: outputs, and which tokens the requests keep."""
 
     outputs: list[RequestOutput] = field(default_factory=list)
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
 
 
@@ -87,7 +89,7 @@ class TorchEngine:
         self._model = model
         self._tokenizer = tokenizer
         self._scheduler = Scheduler(config)
-        self._runner = ModelRunner(executor)
+        self._runner = ModelRunner(executor, config.num_host_blocks)
         self._eos = frozenset(eos_token_ids)
         self._live: dict[str, _Live] = {}
         self._cancelled: list[RequestOutput] = []
@@ -108,10 +110,14 @@ class TorchEngine:
         policy: Policy = Policy.CONTINUOUS,
         prefix_caching: bool = True,
         quantization: str = "none",
+        swap_bytes: int = DEFAULT_SWAP_BYTES,
+        target_itl_seconds: float | None = DEFAULT_ITL_SECONDS,
     ) -> Self:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
-        `max_model_len` is at most what the model knows. Raises LoadError for a bad folder and
+        `max_model_len` is at most what the model knows. `swap_bytes` of host memory take in
+        preempted requests (touched at the first one), `target_itl_seconds` bounds the prompt
+        tokens of a step in which others decode. Raises LoadError for a bad folder and
         ValueError for sizes that leave no block or no slot.
         """
         folder = Path(path)
@@ -126,6 +132,8 @@ class TorchEngine:
             max_model_len=min(max_model_len or longest, longest),
             policy=policy,
             prefix_caching=prefix_caching,
+            num_host_blocks=swap_bytes // block_bytes,
+            target_itl_seconds=target_itl_seconds,
         )
         eos = _eos_token_ids(folder, model.config)
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
@@ -164,14 +172,9 @@ class TorchEngine:
         self._cancelled = []
         if self._scheduler.has_work():
             output = self._scheduler.schedule()
-            result = self._run(output, delivery)
-            self._count(output)
-            for request_id in result.unsound:
-                self._fail(request_id, "numerical_error", delivery)
-            self._deliver(result, delivery)
-            self._scheduler.complete(output, delivery.tokens)
-            for request_id in delivery.ended:
-                self._forget(request_id)
+            swap_seconds = self._move_blocks(output)
+            self._compute(output, delivery)
+            self._scheduler.observe(output, time.perf_counter() - start - swap_seconds)
         self._counters.last_step_seconds = time.perf_counter() - start
         self._counters.busy_seconds += self._counters.last_step_seconds
         return delivery.outputs
@@ -195,6 +198,9 @@ class TorchEngine:
             kv_bytes=self.executor.kv_bytes,
             num_preemptions=self._scheduler.num_preemptions,
             executor=self.executor.name,
+            num_swapped_out=self._scheduler.num_swapped_out,
+            num_recomputed=self._scheduler.num_recomputed,
+            num_free_host_blocks=self._scheduler.host.num_free,
         )
 
     def _check_tokens(self, request: GenerationRequest) -> None:
@@ -204,8 +210,28 @@ class TorchEngine:
                 message = f"token {token} is not in the vocabulary of {vocab_size}"
                 raise RequestRejected("invalid_token_id", message)
 
-    def _run(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
+    def _move_blocks(self, output: SchedulerOutput) -> float:
+        """Swaps and copies; the seconds that the swaps took."""
+        host = self._runner.host
+        num_before, seconds_before = host.num_moved, host.seconds
         self._runner.copy_blocks(output)
+        num_moved, seconds = host.num_moved - num_before, host.seconds - seconds_before
+        if num_moved:
+            self._scheduler.observe_swaps(num_moved, seconds)
+        return seconds
+
+    def _compute(self, output: SchedulerOutput, delivery: _Delivery) -> None:
+        """Run the step, deliver what it gives, and record it."""
+        result = self._run(output, delivery)
+        self._count(output)
+        for request_id in result.unsound:
+            self._fail(request_id, "numerical_error", delivery)
+        self._deliver(result, delivery)
+        self._scheduler.complete(output, delivery.tokens)
+        for request_id in delivery.ended:
+            self._forget(request_id)
+
+    def _run(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
         try:
             return self._runner.run(output)
         except Exception:
@@ -292,7 +318,7 @@ class TorchEngine:
             reason = "stop"  # also where the text released at the end holds the stop string
         output = _output(sequence, chosen.token_id, text, _logprobs(live, chosen), reason)
         delivery.outputs.append(output)
-        delivery.tokens[request_id] = chosen.token_id
+        delivery.tokens[request_id] = (chosen.token_id,)
         if reason:
             delivery.ended.append(request_id)
 

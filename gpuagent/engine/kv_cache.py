@@ -115,6 +115,13 @@ class KVCache:
         table.extend(blocks)
         return copies
 
+    def shrink(self, request_id: str, num_tokens: int) -> None:
+        """Give back the blocks beyond those of `num_tokens` tokens (rejected proposals')."""
+        table = self._tables[request_id]
+        num_blocks = self.num_blocks_for(num_tokens)
+        self.pool.release(reversed(table[num_blocks:]))
+        del table[num_blocks:]
+
     def fork(self, parent_id: str, child_id: str) -> None:
         """Let `child_id` share all blocks of `parent_id`; whoever writes first copies."""
         assert child_id not in self._tables, f"{child_id} holds blocks already"

@@ -44,6 +44,16 @@ class KVTensors:
             sources, targets = zip(*copies, strict=True)
             self._pool[:, :, self._slots(targets)] = self._pool[:, :, self._slots(sources)]
 
+    def read_blocks(self, blocks: Sequence[int]) -> Tensor:
+        """Contents (len(blocks), 2, layers, block_size, K, D) of blocks, in memory of its own."""
+        contents = self._pool[:, :, self._slots(blocks)]
+        return contents.unflatten(2, (len(blocks), self.block_size)).movedim(2, 0)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
+        """Set the contents of blocks, in the shape of `read_blocks`."""
+        rows = contents.to(self._pool.device).movedim(0, 2).flatten(2, 3)
+        self._pool[:, :, self._slots(blocks)] = rows
+
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have written."""
         slots = self._slots(work.block_ids)[work.start : work.end]

@@ -8,6 +8,7 @@ their request is reported as unsound.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ from gpuagent.engine.attention import PagedAttention, Workspace, order_work
 from gpuagent.engine.batch import SchedulerOutput, Work
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.kv_tensors import KVTensors
+from gpuagent.engine.swap import HostBuffer
 from gpuagent.models.layers import Attention
 
 
@@ -32,7 +34,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Logits (rows, vocab) in float32, the requests of the rows, and those gone wrong."""
+    """Logits (rows, vocab) in float32, the requests of the rows, and those gone wrong.
+
+    A request with proposals has `Work.num_logits` rows, one after the other.
+    """
 
     request_ids: tuple[str, ...]
     logits: Tensor
@@ -65,6 +70,12 @@ class Executor(Protocol):
 
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have stored."""
+
+    def read_blocks(self, blocks: Sequence[int]) -> Tensor:
+        """Contents (len(blocks), ...) of blocks, in memory of its own."""
+
+    def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
+        """Set the contents of blocks."""
 
 
 class TorchExecutor:
@@ -102,6 +113,14 @@ class TorchExecutor:
         """See `Executor`."""
         self._kv.erase(work)
 
+    def read_blocks(self, blocks: Sequence[int]) -> Tensor:
+        """See `Executor`."""
+        return self._kv.read_blocks(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
+        """See `Executor`."""
+        self._kv.write_blocks(blocks, contents)
+
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._kv.keys.device)
 
@@ -109,8 +128,9 @@ class TorchExecutor:
 class ModelRunner:
     """Runs steps on an executor and sorts out what it returns."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, num_host_blocks: int = 0) -> None:
         self.executor = executor
+        self.host = HostBuffer(executor, num_host_blocks)
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
@@ -122,17 +142,12 @@ class ModelRunner:
         works = order_work(output.work)
         hidden = self.executor.forward(works)
         unsound = self._unsound(works, hidden)
-        last_rows = {}
-        end = 0
-        for work in works:
-            end += len(work.token_ids)
-            if work.samples and work.request_id not in unsound:
-                last_rows[work.request_id] = end - 1
-        if not last_rows:
+        rows = [row for row in _logit_rows(works) if row[0] not in unsound]
+        if not rows:
             return StepResult((), hidden.new_empty((0, 0)), unsound)
-        rows = torch.tensor(list(last_rows.values()), device=hidden.device)
-        logits = self.executor.logits(hidden[rows])
-        return StepResult(tuple(last_rows), logits, unsound)
+        names, indices = zip(*rows, strict=True)
+        picked = hidden[torch.tensor(indices, device=hidden.device)]
+        return StepResult(names, self.executor.logits(picked), unsound)
 
     @torch.inference_mode()
     def erase(self, work: Work) -> None:
@@ -141,8 +156,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def copy_blocks(self, output: SchedulerOutput) -> None:
-        """Do the step's block copies; once, before `run`."""
+        """Do the step's swaps and block copies; once, before `run`."""
+        if output.swap_outs:
+            self.host.swap_out(output.swap_outs)
         self.executor.copy_blocks(output.copies)
+        if output.swap_ins:
+            self.host.swap_in(output.swap_ins)
 
     def _unsound(self, works: list[Work], hidden: Tensor) -> tuple[str, ...]:
         if torch.isfinite(hidden.sum(dtype=torch.float32)):
@@ -152,3 +171,13 @@ class ModelRunner:
         for work in unsound:
             self.executor.erase(work)
         return tuple(work.request_id for work in unsound)
+
+
+def _logit_rows(works: list[Work]) -> list[tuple[str, int]]:
+    """The request and the row of each wanted score, in the order of the rows."""
+    ends = accumulate(len(work.token_ids) for work in works)
+    return [
+        (work.request_id, row)
+        for work, end in zip(works, ends, strict=True)
+        for row in range(end - work.num_logits, end)
+    ]

@@ -112,7 +112,12 @@ class RequestRejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine; the `num_*_tokens`, steps and seconds are totals since load."""
+    """A snapshot of the engine; the `num_*_tokens`, steps and seconds are totals since load.
+
+    A preemption swaps out or recomputes. `spec_decode_*` are named as in vLLM: proposals made,
+    their tokens, and those of them accepted. `last_step_age` is the seconds since a step was
+    last completed, 0 while there is nothing to do.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -129,6 +134,13 @@ class EngineStats:
     kv_bytes: int = 0
     num_preemptions: int = 0
     executor: str = ""
+    num_swapped_out: int = 0
+    num_recomputed: int = 0
+    num_free_host_blocks: int = 0
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    last_step_age: float = 0.0
 
 
 class Engine(Protocol):

@@ -9,42 +9,48 @@ arriving with a prompt of 9 tokens:
     step 2   a: 1 token    b: 4 of its prompt        both get a token
     step 3   a: 1 token    b: 1 token                both get a token, and so on
 
-Decoding requests go first, so a long prompt never stalls them (chunked prefill); the rest of
-the budget goes by rank: class weight 10 / 1 / 0.1, times one plus the steps a request has been
-passed over. The second factor bounds every wait, so no class starves.
+Decoding requests go first, so a long prompt never stalls them (chunked prefill), and prompts
+get what `pacing` leaves them, so that it does not slow them either. The rest goes by rank:
+class weight 10 / 1 / 0.1 times one plus the steps passed over (`waiting` for the queue), which
+bounds every wait. `policies` puts the three moves decode, prefill and admit in another order.
 
-Memory: a request is admitted only with blocks for all tokens it has, so it needs more only
-when a new token starts a new block. If there is none, the lowest-ranked running request is
-preempted: it gives its blocks back and later computes its prompt and delivered tokens anew,
-mostly from its own blocks in the prefix cache, so its output is unchanged. A realtime request
-that finds no slot or no blocks preempts batch requests of lower rank.
+Memory: a request is admitted only with blocks for all tokens it has, and if it will still fit
+when everybody has grown (`admission`), so it needs more only when a new token starts a new
+block. If there is none, the lowest-ranked running request is preempted: it gives its blocks
+back and resumes later, from host memory or by computing its tokens anew (`preemption`), so its
+output is unchanged. A realtime request that finds no slot or no blocks preempts batch requests,
+but none that had itself waited until its class came before realtime: that one keeps its place
+until its next token.
 
-Why this ends: a preemption needs a new token that starts a block, and a request is
-re-admitted with the block of that token, so each token causes one preemption at most; and
-whatever is running and not preempted computes at least one token a step.
-
-The `static` policy is the papers' baseline: nobody joins until all of a batch have finished.
+Why this ends: a preemption for growth needs a new token that starts a block, and a request is
+re-admitted with the block of that token, so each token causes one preemption at most; whatever
+is running and not preempted computes at least one token a step; and a class that gets nothing
+is let in after a bounded wait and then yields a token.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from gpuagent.engine.admission import LengthDistribution, peak_tokens
 from gpuagent.engine.batch import SchedulerOutput, Sequence, Work
 from gpuagent.engine.kv_cache import Admission, Copy, KVCache, extend_keys
+from gpuagent.engine.pacing import Pace
+from gpuagent.engine.policies import PLANS, Policy
+from gpuagent.engine.preemption import HostCopy, Swap, SwapSpace
 from gpuagent.engine.request import GenerationRequest, LatencyClass, RequestRejected
+from gpuagent.engine.waiting import WaitingQueue
 
-
-class Policy(StrEnum):
-    """When waiting requests may join."""
-
-    CONTINUOUS = "continuous"
-    STATIC = "static"
+__all__ = ["Policy", "Scheduler", "SchedulerConfig"]
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The budgets. `max_batch_tokens` is at least `max_num_seqs`, so that all can decode."""
+    """The budgets. `max_batch_tokens` is at least `max_num_seqs`, so that all can decode.
+
+    `target_itl_seconds` bounds what prompts add to a step in which others decode; None gives
+    them the whole budget. `num_host_blocks` is the room for swapped requests, 0 for none.
+    """
 
     num_blocks: int
     block_size: int = 16
@@ -53,6 +59,8 @@ class SchedulerConfig:
     max_model_len: int = 1 << 20
     policy: Policy = Policy.CONTINUOUS
     prefix_caching: bool = True
+    num_host_blocks: int = 0
+    target_itl_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
@@ -61,88 +69,122 @@ class SchedulerConfig:
             raise ValueError("max_batch_tokens must be at least max_num_seqs, and that at least 1")
 
 
-@dataclass(slots=True)
-class _Step:
-    """The step being planned."""
-
-    budget: int
-    work: dict[str, Work] = field(default_factory=dict)
-    preempted: list[str] = field(default_factory=list)
-
-
 class Scheduler:
     """Plans steps. Call `schedule`, run the output, then `complete`; one thread."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.kv = KVCache(config.num_blocks, config.block_size, config.prefix_caching)
+        self.host = SwapSpace(config.num_host_blocks)
+        self.pace = Pace(config.max_batch_tokens, config.target_itl_seconds)
+        self.lengths = LengthDistribution()
         self.num_steps = 0
-        self.num_preemptions = 0
+        self.num_swapped_out = 0
+        self.num_recomputed = 0
         self.num_cached_tokens = 0
+        self.running: dict[str, Sequence] = {}
+        self.waiting = WaitingQueue()
         self._num_arrivals = 0
-        self._running: dict[str, Sequence] = {}
-        self._waiting: dict[str, Sequence] = {}
+        self._returning: list[HostCopy] = []
 
     @property
     def num_running(self) -> int:
         """Requests that hold blocks."""
-        return len(self._running)
+        return len(self.running)
 
     @property
     def num_waiting(self) -> int:
         """Requests that hold none."""
-        return len(self._waiting)
+        return len(self.waiting)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times a request had to give its blocks back."""
+        return self.num_swapped_out + self.num_recomputed
 
     def has_work(self) -> bool:
         """True while any request is unfinished."""
-        return bool(self._running or self._waiting)
+        return bool(self.running or self.waiting)
 
     def sequence(self, request_id: str) -> Sequence | None:
         """The unfinished request of that id."""
-        return self._running.get(request_id) or self._waiting.get(request_id)
+        return self.running.get(request_id) or self.waiting.get(request_id)
+
+    def decoding(self) -> Iterator[Sequence]:
+        """The running requests that miss one token, to which proposals can be added."""
+        return (s for s in self.running.values() if s.num_to_compute == 1 and s.num_output)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected if it can never run here."""
         self._check(request)
         sequence = Sequence(request, self._num_arrivals, list(request.prompt_token_ids))
         self._num_arrivals += 1
-        self._waiting[request.request_id] = sequence
+        self.waiting.add(sequence)
 
     def finish(self, request_id: str) -> None:
         """Forget a request, for whatever reason it ends; its blocks are free at once."""
+        sequence = self.sequence(request_id)
+        if sequence is None:
+            return
+        if sequence.host_copy:
+            self.host.release(sequence.host_copy)
+        if sequence.num_output:
+            self.lengths.record(sequence.num_output)
         self.kv.free(request_id)
-        self._running.pop(request_id, None)
-        self._waiting.pop(request_id, None)
+        self.running.pop(request_id, None)
+        self.waiting.remove(request_id)
 
-    def schedule(self) -> SchedulerOutput:
-        """Plan the next step within all budgets."""
-        step = _Step(self.config.max_batch_tokens)
-        is_open = self.config.policy is Policy.CONTINUOUS or not self._running
-        self._schedule_running(step)
-        if is_open and not step.preempted:  # memory is short: nobody new
-            self._admit_waiting(step)
-        for sequence in self._unfinished():
-            sequence.num_idle_steps += sequence.request_id not in step.work
+    def schedule(self, drafts: Mapping[str, tuple[int, ...]] | None = None) -> SchedulerOutput:
+        """Plan the next step within all budgets, with proposals for decoding requests."""
+        step = _Step(self, drafts or {})
+        PLANS[self.config.policy](step)
+        for sequence in self.running.values():
+            is_idle = sequence.request_id not in step.work
+            sequence.num_idle_steps = sequence.num_idle_steps + 1 if is_idle else 0
+        self.waiting.age({self.running[name].request.latency_class for name in step.work})
         self.num_steps += 1
-        return SchedulerOutput(self.num_steps, tuple(step.work.values()), tuple(step.preempted))
+        return step.output(self.num_steps)
 
-    def complete(self, output: SchedulerOutput, tokens: Mapping[str, int]) -> None:
+    def complete(self, output: SchedulerOutput, tokens: Mapping[str, Seq[int]]) -> None:
         """Record that `output` was computed and which tokens were chosen and delivered.
 
+        For work with proposals these are the accepted ones and the one chosen after them.
         Call `finish` before for requests whose results must not be kept (numerical errors),
         and after for those that have ended.
         """
+        for copy in self._returning:
+            self.host.release(copy)
+        self._returning = []
         for work in output.work:
-            if sequence := self._running.get(work.request_id):
-                self._record(sequence, work)
-                if work.request_id in tokens:
-                    sequence.token_ids.append(tokens[work.request_id])
+            if sequence := self.running.get(work.request_id):
+                self._record(sequence, work, tokens.get(work.request_id, ()))
 
-    def _record(self, sequence: Sequence, work: Work) -> None:
+    def observe(self, output: SchedulerOutput, seconds: float) -> None:
+        """Learn what the step cost."""
+        if output.work:
+            self.pace.cost.observe(output.num_extra, seconds)
+
+    def observe_swaps(self, num_blocks: int, seconds: float) -> None:
+        """Learn what moving that many blocks, one way, has cost."""
+        self.host.cost.observe(num_blocks, seconds)
+
+    def bring_home(self, copies: Iterable[HostCopy]) -> None:
+        """These host copies are read by the planned step and free when it is complete."""
+        self._returning += copies
+
+    def _record(self, sequence: Sequence, work: Work, tokens: Seq[int]) -> None:
+        """Tokens up to the last accepted one are computed; what was rejected is forgotten."""
+        sequence.token_ids += tokens
+        if tokens:
+            sequence.is_protected = False
+        num_rejected = max(work.num_drafts + 1 - len(tokens), 0) if work.num_drafts else 0
+        sequence.num_computed = work.end - num_rejected
         salt, size = sequence.request.cache_salt, self.config.block_size
         extend_keys(sequence.block_keys, salt, sequence.token_ids, size)
-        self.kv.register(work.request_id, sequence.block_keys, work.start, work.end)
-        sequence.num_computed = work.end
+        name = work.request_id
+        self.kv.register(name, sequence.block_keys, work.start, sequence.num_computed)
+        if num_rejected:
+            self.kv.shrink(name, sequence.num_computed)
 
     def _check(self, request: GenerationRequest) -> None:
         limit = self.config.max_model_len
@@ -159,115 +201,273 @@ class Scheduler:
             message = f"{num_blocks} KV blocks needed, {self.config.num_blocks} exist"
             raise RequestRejected("kv_capacity", message)
 
-    def _unfinished(self) -> Iterator[Sequence]:
-        yield from self._running.values()
-        yield from self._waiting.values()
 
-    def _schedule_running(self, step: _Step) -> None:
-        by_need = sorted(self._running.values(), key=lambda s: (s.num_to_compute > 1, s.rank))
-        for sequence in by_need:
-            if sequence.request_id not in self._running or step.budget == 0:
-                continue  # preempted a moment ago, or its turn is the next step
-            num_tokens = min(sequence.num_to_compute, step.budget)
-            copies = self._grow(sequence, num_tokens, step)
-            if copies is not None:
-                self._take(sequence, num_tokens, tuple(copies), step)
+@dataclass(slots=True)
+class _Return:
+    """A request coming back from host memory in the step being planned."""
 
-    def _grow(self, sequence: Sequence, num_tokens: int, step: _Step) -> list[Copy] | None:
+    copy: HostCopy
+    swaps: tuple[Swap, ...]
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step being planned; see `gpuagent.engine.policies.Planner`.
+
+    `budget` is what is left of the tokens, `prompt_budget` what prompts may take of it.
+    """
+
+    scheduler: Scheduler
+    drafts: Mapping[str, tuple[int, ...]]
+    budget: int = field(init=False)
+    prompt_budget: int = field(init=False)
+    was_idle: bool = field(init=False)
+    work: dict[str, Work] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+    swap_outs: list[Swap] = field(default_factory=list)
+    returns: dict[str, _Return] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        scheduler = self.scheduler
+        self.was_idle = not scheduler.running
+        self.budget = scheduler.config.max_batch_tokens
+        num_decoding = sum(s.num_to_compute == 1 for s in scheduler.running.values())
+        self.prompt_budget = scheduler.pace.prompt_budget(num_decoding)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is planned yet."""
+        return not self.work
+
+    @property
+    def prompt_room(self) -> int:
+        """Tokens that one more prompt may take."""
+        return min(self.budget, self.prompt_budget)
+
+    def output(self, number: int) -> SchedulerOutput:
+        """The finished plan."""
+        self.scheduler.bring_home(each.copy for each in self.returns.values())
+        return SchedulerOutput(
+            step=number,
+            work=tuple(self.work.values()),
+            preempted=tuple(self.preempted),
+            swap_outs=tuple(self.swap_outs),
+            swap_ins=tuple(swap for each in self.returns.values() for swap in each.swaps),
+        )
+
+    def decode(self) -> None:
+        """One token each, and proposals from what the others' tokens leave."""
+        decoding = self._running(lambda s: s.num_to_compute == 1)
+        room = self.budget - len(decoding)
+        for sequence in decoding:
+            if self._is_still_running(sequence):
+                work = self._decode_one(sequence, room)
+                room -= work.num_drafts if work else 0
+
+    def prefill(self) -> None:
+        """More of the prompts, the most urgent first."""
+        for sequence in self._running(lambda s: s.num_to_compute > 1):
+            if self._is_still_running(sequence) and self.prompt_room > 0:
+                num_tokens = min(sequence.num_to_compute, self.prompt_room)
+                copies = self._grow(sequence, num_tokens)
+                if copies is not None:
+                    self._take_prompt(sequence, num_tokens, copies)
+
+    def admit(self) -> None:
+        """Let waiting requests start; nobody overtakes, or a large one would never find room.
+
+        Except realtime requests, if a batch request can make room for them.
+        """
+        waiting = self.scheduler.waiting
+        if self.preempted:
+            return  # memory is short: nobody new
+        while self.prompt_room > 0 and (head := waiting.first()):
+            if head.request_id in self.preempted or not self._start(head):
+                break
+        while self.prompt_room > 0 and (head := waiting.head(LatencyClass.REALTIME)):
+            if not self._start(head, must_preempt=True):
+                break
+
+    def _running(self, wanted: Callable[[Sequence], bool]) -> list[Sequence]:
+        return sorted(filter(wanted, self.scheduler.running.values()), key=lambda s: s.rank)
+
+    def _is_still_running(self, sequence: Sequence) -> bool:
+        """False if it was preempted a moment ago."""
+        return self.budget > 0 and sequence.request_id in self.scheduler.running
+
+    def _decode_one(self, sequence: Sequence, room: int) -> Work | None:
+        drafts = self._clip(sequence, self.drafts.get(sequence.request_id, ()), room)
+        copies = self._grow_for_drafts(sequence, len(drafts)) if drafts else None
+        if copies is None:
+            drafts, copies = (), self._grow(sequence, 1)
+        return None if copies is None else self._take(sequence, 1, copies, drafts)
+
+    def _clip(self, sequence: Sequence, drafts: tuple[int, ...], room: int) -> tuple[int, ...]:
+        """No proposals past the budget, the context or the request's end."""
+        sampling, config = sequence.request.sampling, self.scheduler.config
+        num_left = sampling.max_tokens - sequence.num_output - 1
+        num_context = config.max_model_len - len(sequence.token_ids) - 1
+        return drafts[: max(min(num_left, num_context, room), 0)]
+
+    def _grow_for_drafts(self, sequence: Sequence, num_drafts: int) -> list[Copy] | None:
+        """Blocks for proposals too; None if memory is short: nobody is preempted for them."""
+        start = sequence.num_computed
+        return self.scheduler.kv.grow(sequence.request_id, start, start + 1 + num_drafts)
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> list[Copy] | None:
         """Blocks for the next tokens, preempting until there are; None if it went itself."""
         start = sequence.num_computed
         while True:
-            copies = self.kv.grow(sequence.request_id, start, start + num_tokens)
+            copies = self.scheduler.kv.grow(sequence.request_id, start, start + num_tokens)
             if copies is not None:
                 return copies
-            victim = max(self._running.values(), key=lambda s: s.rank)
-            self._preempt(victim, step)
+            victim = max(self.scheduler.running.values(), key=lambda s: s.rank)
+            self._preempt(victim)
             if victim is sequence:
                 return None
 
-    def _admit_waiting(self, step: _Step) -> None:
-        if not self._may_admit():
-            return
-        for sequence in sorted(self._waiting.values(), key=lambda s: s.rank):
-            if step.budget == 0 or not self._start(sequence, step):
-                return  # nobody overtakes: a large request would never find room
-
-    def _may_admit(self) -> bool:
-        """False where sorting the queue would be in vain."""
-        return len(self._running) < self.config.max_num_seqs or any(
-            s.request.latency_class is LatencyClass.REALTIME for s in self._waiting.values()
-        )
-
-    def _start(self, sequence: Sequence, step: _Step) -> bool:
-        admitted = self._admit(sequence)
+    def _start(self, sequence: Sequence, must_preempt: bool = False) -> bool:
+        admitted = None if must_preempt else self._admit(sequence)
         while not admitted:
             victim = self._batch_victim(sequence)
             if victim is None:
                 return False
-            self._preempt(victim, step)
+            self._preempt(victim)
             admitted = self._admit(sequence)
-        copies = admitted.copies
-        self._running[sequence.request_id] = self._waiting.pop(sequence.request_id)
-        sequence.num_computed = admitted.num_cached
-        if not sequence.has_started:
-            sequence.has_started, sequence.num_cached = True, admitted.num_cached
-            self.num_cached_tokens += admitted.num_cached
-        self._take(sequence, min(sequence.num_to_compute, step.budget), copies, step)
+        self._resume(sequence, admitted)
+        num_tokens = min(sequence.num_to_compute, self.prompt_room)
+        self._take_prompt(sequence, num_tokens, admitted.copies)
         return True
 
+    def _resume(self, sequence: Sequence, admitted: Admission) -> None:
+        """Move a request from the queue to the running ones."""
+        scheduler, name = self.scheduler, sequence.request_id
+        sequence.is_protected = scheduler.waiting.is_starving(sequence.request.latency_class)
+        scheduler.waiting.remove(name)
+        scheduler.running[name] = sequence
+        sequence.num_computed = admitted.num_cached
+        if sequence.host_copy:
+            self._bring_back(sequence, sequence.host_copy)
+        if not sequence.has_started:
+            sequence.has_started, sequence.num_cached = True, admitted.num_cached
+            scheduler.num_cached_tokens += admitted.num_cached
+
+    def _bring_back(self, sequence: Sequence, copy: HostCopy) -> None:
+        """Swap in what the prefix cache no longer holds."""
+        table = self.scheduler.kv.table(sequence.request_id)
+        first = sequence.num_computed // self.scheduler.config.block_size
+        is_needed = copy.num_tokens > sequence.num_computed
+        pairs = zip(table[first:], copy.blocks[first:], strict=False) if is_needed else ()
+        self.returns[sequence.request_id] = _Return(copy, tuple(Swap(d, h) for d, h in pairs))
+        sequence.num_computed = max(sequence.num_computed, copy.num_tokens)
+        sequence.host_copy = None
+
     def _admit(self, sequence: Sequence) -> Admission | None:
-        if len(self._running) >= self.config.max_num_seqs:
+        scheduler, config = self.scheduler, self.scheduler.config
+        if len(scheduler.running) >= config.max_num_seqs or not self._will_fit(sequence):
             return None
-        salt, size = sequence.request.cache_salt, self.config.block_size
+        salt, size = sequence.request.cache_salt, config.block_size
         extend_keys(sequence.block_keys, salt, sequence.token_ids, size)
         # Room for the running to grow, or the newcomer would be preempted in the next steps.
-        num_spare = max(1, self.config.num_blocks // 100) if self._running else 0
-        return self.kv.admit(
+        num_spare = max(1, config.num_blocks // 100) if scheduler.running else 0
+        return scheduler.kv.admit(
             sequence.request_id, sequence.block_keys, len(sequence.token_ids), num_spare
         )
 
+    def _will_fit(self, sequence: Sequence) -> bool:
+        """Whether all will have room at their expected lengths; realtime need not ask."""
+        scheduler = self.scheduler
+        is_urgent = sequence.request.latency_class is LatencyClass.REALTIME
+        if is_urgent or not scheduler.running or not scheduler.lengths.is_known:
+            return True
+        return self._expected_peak(sequence) <= scheduler.config.num_blocks
+
+    def _expected_peak(self, newcomer: Sequence) -> int:
+        """Blocks, from each request's own ones and the blocks it is expected to add."""
+        kv, lengths = self.scheduler.kv, self.scheduler.lengths
+        num_own = {
+            s.request_id: kv.num_blocks_for(len(s.token_ids) - s.num_cached)
+            for s in (*self.scheduler.running.values(), newcomer)
+        }
+        num_used = kv.pool.num_blocks - kv.pool.num_free
+        num_shared = num_used - sum(num_own.values()) + num_own[newcomer.request_id]
+        growth = [
+            (num_own[s.request_id], kv.num_blocks_for(self._remaining(lengths, s)))
+            for s in (*self.scheduler.running.values(), newcomer)
+        ]
+        return max(num_shared, 0) + peak_tokens(growth)
+
+    @staticmethod
+    def _remaining(lengths: LengthDistribution, sequence: Sequence) -> int:
+        sampling = sequence.request.sampling
+        return lengths.expected_remaining(sequence.num_output, sampling.max_tokens)
+
     def _batch_victim(self, sequence: Sequence) -> Sequence | None:
-        """The batch request that a realtime request may push out: the lowest, if lower."""
+        """The batch request that a realtime request may push out: the latest."""
         if sequence.request.latency_class is not LatencyClass.REALTIME:
             return None
         victims = (
             s
-            for s in self._running.values()
-            if s.request.latency_class is LatencyClass.BATCH and s.score < sequence.score
+            for s in self.scheduler.running.values()
+            if s.request.latency_class is LatencyClass.BATCH and not s.is_protected
         )
-        return max(victims, key=lambda s: s.rank, default=None)
+        return max(victims, key=lambda s: s.arrival, default=None)
+
+    def _take_prompt(self, sequence: Sequence, num_tokens: int, copies: Iterable[Copy]) -> None:
+        self.prompt_budget -= num_tokens
+        self._take(sequence, num_tokens, copies)
 
     def _take(
-        self, sequence: Sequence, num_tokens: int, copies: tuple[Copy, ...], step: _Step
-    ) -> None:
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        copies: Iterable[Copy],
+        drafts: tuple[int, ...] = (),
+    ) -> Work:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        step.budget -= num_tokens
-        step.work[sequence.request_id] = Work(
+        self.budget -= num_tokens + len(drafts)
+        work = self.work[sequence.request_id] = Work(
             request_id=sequence.request_id,
             start=start,
-            token_ids=tuple(sequence.token_ids[start:end]),
-            block_ids=self.kv.table(sequence.request_id),
+            token_ids=(*sequence.token_ids[start:end], *drafts),
+            block_ids=self.scheduler.kv.table(sequence.request_id),
             samples=end == len(sequence.token_ids),
-            copies=copies,
+            copies=tuple(copies),
+            num_drafts=len(drafts),
         )
+        return work
 
-    def _preempt(self, victim: Sequence, step: _Step) -> None:
-        """Put a running request back into the queue, before those of its class behind it."""
-        work = step.work.pop(victim.request_id, None)
-        step.budget += len(work.token_ids) if work else 0
-        step.preempted.append(victim.request_id)
-        self.num_preemptions += 1
-        self.kv.free(victim.request_id)
-        del self._running[victim.request_id]
-        victim.num_computed = 0
-        victim.num_idle_steps = max(victim.num_idle_steps, self._longest_wait_behind(victim))
-        self._waiting[victim.request_id] = victim
+    def _preempt(self, victim: Sequence) -> None:
+        """Put a running request back into the queue, at the place of its arrival."""
+        name, scheduler = victim.request_id, self.scheduler
+        work = self.work.pop(name, None)
+        self.budget += len(work.token_ids) if work else 0
+        self.preempted.append(name)
+        self._keep(victim, is_whole=not (work and work.copies))
+        scheduler.kv.free(name)
+        del scheduler.running[name]
+        victim.num_computed = victim.num_idle_steps = 0
+        scheduler.waiting.add(victim)
 
-    def _longest_wait_behind(self, victim: Sequence) -> int:
-        latency_class = victim.request.latency_class
-        behind = (
-            s.num_idle_steps
-            for s in self._waiting.values()
-            if s.request.latency_class is latency_class and s.arrival > victim.arrival
-        )
-        return max(behind, default=0)
+    def _keep(self, victim: Sequence, is_whole: bool) -> None:
+        """Keep what it has computed on the host, unless that costs more than computing it.
+
+        A request that was to come back in this very step never left its host copy. One whose
+        blocks are not whole before the step's copies are done is computed anew.
+        """
+        scheduler = self.scheduler
+        if coming := self.returns.pop(victim.request_id, None):
+            victim.host_copy = coming.copy
+        elif is_whole:
+            self._swap_out(victim)
+        scheduler.num_swapped_out += victim.host_copy is not None
+        scheduler.num_recomputed += victim.host_copy is None
+
+    def _swap_out(self, victim: Sequence) -> None:
+        kv, host, cost = self.scheduler.kv, self.scheduler.host, self.scheduler.pace.cost
+        num_tokens = victim.num_computed
+        copy = host.keep(kv.num_blocks_for(num_tokens), num_tokens, cost.per_extra)
+        if copy:
+            victim.host_copy = copy
+            pairs = zip(kv.table(victim.request_id), copy.blocks, strict=False)
+            self.swap_outs += [Swap(device, host_block) for device, host_block in pairs]

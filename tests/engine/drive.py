@@ -4,7 +4,7 @@ The memory stores the token itself where a model would store its key and value, 
 reads back its own tokens exactly if block tables, sharing, copies and preemption are right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpuagent.engine.batch import SchedulerOutput, Work
 from gpuagent.engine.request import GenerationRequest, LatencyClass, SamplingParams
@@ -31,17 +31,27 @@ def next_token(tokens: Sequence[int]) -> int:
     return value % 7
 
 
+Proposer = Callable[[list[int]], tuple[int, ...]]
+
+
+def nothing(tokens: list[int]) -> tuple[int, ...]:
+    """No proposals."""
+    return ()
+
+
 class Driver:
     """Steps a scheduler, keeps outputs, asserts the invariants after each step."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, propose: Proposer = nothing) -> None:
         self.scheduler = scheduler
+        self.propose = propose
         self.requests: dict[str, GenerationRequest] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finished: list[str] = []
         self.cached: dict[str, int] = {}
         size = scheduler.config.block_size
         self.memory = [[-1] * size for _ in range(scheduler.config.num_blocks)]
+        self.host = [[-1] * size for _ in range(scheduler.config.num_host_blocks)]
 
     def add(self, new: GenerationRequest) -> None:
         """Queue a request."""
@@ -56,13 +66,15 @@ class Driver:
 
     def step(self) -> SchedulerOutput:
         """One step: plan, check, compute, record."""
-        output = self.scheduler.schedule()
+        drafts = {s.request_id: self.propose(s.token_ids) for s in self.scheduler.decoding()}
+        output = self.scheduler.schedule(drafts)
         self._check_budgets(output)
+        self._move(output)
         self._compute(output)
         tokens = {w.request_id: self._sample(w) for w in output.work if w.samples}
         self.scheduler.complete(output, tokens)
-        for request_id, token in tokens.items():
-            self._deliver(request_id, token)
+        for request_id, chosen in tokens.items():
+            self._deliver(request_id, chosen)
         self.check_blocks()
         return output
 
@@ -90,6 +102,11 @@ class Driver:
                 held[block] += 1
         assert held == [pool.num_refs(b) for b in range(pool.num_blocks)]
         assert pool.num_free == held.count(0)
+        copies = [s.host_copy for s in self.scheduler.waiting if s.host_copy]
+        blocks = [block for copy in copies for block in copy.blocks]
+        assert len(blocks) == len(set(blocks)), "a host block is used twice"
+        num_host = self.scheduler.config.num_host_blocks
+        assert self.scheduler.host.num_free == num_host - len(blocks)
 
     def _tokens(self, request_id: str) -> list[int]:
         return list(self.requests[request_id].prompt_token_ids) + self.outputs[request_id]
@@ -106,23 +123,36 @@ class Driver:
         ]
         assert len(written) == len(set(written)), "two tokens are written to one place"
 
-    def _compute(self, output: SchedulerOutput) -> None:
-        size = self.scheduler.config.block_size
+    def _move(self, output: SchedulerOutput) -> None:
+        for swap in output.swap_outs:
+            self.host[swap.host] = list(self.memory[swap.device])
         sources = [list(self.memory[copy.source]) for copy in output.copies]
         for copy, contents in zip(output.copies, sources, strict=True):
             self.memory[copy.target] = contents
+        for swap in output.swap_ins:
+            self.memory[swap.device] = list(self.host[swap.host])
+
+    def _compute(self, output: SchedulerOutput) -> None:
+        size = self.scheduler.config.block_size
         for work in output.work:
             for position, token in enumerate(work.token_ids, work.start):
                 self.memory[work.block_ids[position // size]][position % size] = token
         for work in output.work:
             read = [self.memory[work.block_ids[p // size]][p % size] for p in range(work.end)]
-            assert read == self._tokens(work.request_id)[: work.end]
+            assert read == [*self._tokens(work.request_id), *work.drafts][: work.end]
 
-    def _sample(self, work: Work) -> int:
-        return next_token(self._tokens(work.request_id)[: work.end])
+    def _sample(self, work: Work) -> list[int]:
+        """The proposals that are right, and the token after them."""
+        tokens = self._tokens(work.request_id)[: work.end - work.num_drafts]
+        chosen = [next_token(tokens)]
+        for draft in work.drafts:
+            if draft != chosen[-1]:
+                break
+            chosen.append(next_token(tokens + chosen))
+        return chosen
 
-    def _deliver(self, request_id: str, token: int) -> None:
-        self.outputs[request_id].append(token)
+    def _deliver(self, request_id: str, chosen: list[int]) -> None:
+        self.outputs[request_id] += chosen
         sequence = self.scheduler.sequence(request_id)
         assert sequence is not None
         self.cached[request_id] = sequence.num_cached

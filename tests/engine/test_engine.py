@@ -238,6 +238,24 @@ def test_a_prefix_of_another_request_is_reused_but_not_across_salts():
     assert engine.stats().num_cached_tokens == 19
 
 
+def test_a_swapped_request_goes_on_where_it_was():
+    """A realtime request takes the only slot of a batch request, which gives the same tokens
+    as undisturbed and is not computed again."""
+    engine = load(max_num_seqs=1, prefix_caching=False)
+    engine.add(ask("bulk", range(40), LatencyClass.BATCH, max_tokens=20))
+    outputs = {}
+    for _ in range(6):
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    engine.add(ask("now", (9,), LatencyClass.REALTIME, max_tokens=3))
+    run_on(engine, outputs)
+    assert tokens_of(outputs["bulk"]) == greedy(range(40), 20)
+    stats = engine.stats()
+    assert (stats.num_swapped_out, stats.num_recomputed) == (1, 0)
+    assert stats.num_prefill_tokens == 41
+    assert stats.num_free_host_blocks == engine._scheduler.config.num_host_blocks
+
+
 def test_static_and_continuous_batching_deliver_the_same_tokens():
     requests = [ask(f"r{i}", (i, 7, i), max_tokens=2 + i) for i in range(6)]
     continuous = run(load(), *requests)
@@ -287,11 +305,24 @@ random_requests = st.lists(
 
 
 @settings(max_examples=25, deadline=None)
-@given(random_requests, st.integers(9, 20), st.integers(4, 30), st.booleans())
-def test_output_does_not_depend_on_company_memory_or_cache(events, num_blocks, budget, caching):
-    """Whatever joins, leaves, is preempted or cached, each request's tokens, greedy or
-    seeded, are those it gets alone."""
-    engine = load(num_blocks=num_blocks, max_batch_tokens=budget, prefix_caching=caching)
+@given(
+    random_requests,
+    st.integers(9, 20),
+    st.integers(4, 30),
+    st.booleans(),
+    st.sampled_from([0, 1 << 14, 1 << 20]),
+)
+def test_output_does_not_depend_on_company_memory_or_cache(
+    events, num_blocks, budget, caching, swap_bytes
+):
+    """Whatever joins, leaves, is preempted, swapped or cached, each request's tokens, greedy
+    or seeded, are those it gets alone."""
+    engine = load(
+        num_blocks=num_blocks,
+        max_batch_tokens=budget,
+        prefix_caching=caching,
+        swap_bytes=swap_bytes,
+    )
     outputs, requests = {}, []
     for i, (delay, prompt, max_tokens, latency_class, temperature) in enumerate(events):
         sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": i}

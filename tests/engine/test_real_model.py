@@ -108,9 +108,17 @@ def test_batched_with_others_joining_and_leaving_and_prefix_hits(prompts, expect
     assert engine.stats().num_cached_tokens - num_cached > 0.7 * sum(map(len, prompts))
 
 
-def test_preempted_again_and_again(prompts, expected):
+@pytest.mark.parametrize("swap_bytes", [0, 64 << 20])
+def test_preempted_again_and_again(prompts, expected, swap_bytes):
     classes = list(LatencyClass)
-    engine = TorchEngine.load(real_model().path, num_blocks=30, block_size=4, max_batch_tokens=50)
+    engine = TorchEngine.load(
+        real_model().path,
+        num_blocks=30,
+        block_size=4,
+        max_batch_tokens=50,
+        swap_bytes=swap_bytes,
+    )
     requests = [ask(i, prompt, classes[i % 3]) for i, prompt in enumerate(prompts)]
     assert generate(engine, requests, joins_at_once=0.6) == expected
     assert engine.stats().num_preemptions > 3
+    assert (engine.stats().num_swapped_out > 0) == (swap_bytes > 0)

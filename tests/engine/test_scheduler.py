@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuagent.engine.request import LatencyClass, RequestRejected
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
-from tests.engine.drive import Driver, request
+from tests.engine.drive import Driver, next_token, nothing, request
 
 REALTIME, STANDARD, BATCH = LatencyClass.REALTIME, LatencyClass.STANDARD, LatencyClass.BATCH
 
@@ -91,6 +91,112 @@ def test_realtime_takes_the_slot_of_a_batch_request_which_resumes_unchanged():
     expected = {r.request_id: d.expected(r) for r in d.requests.values()}
     d.run()
     assert d.outputs == expected
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 64])
+def test_realtime_into_a_full_batch_load_starts_in_the_next_step(num_host_blocks):
+    """However long the line of batch work and however long it has stood there; and the
+    victims' tokens are those of an undisturbed run."""
+    d = driver(num_host_blocks=num_host_blocks, max_num_seqs=3)
+    for i in range(40):
+        d.add(request(f"b{i}", [i, 2, 3], max_tokens=20, latency_class=BATCH))
+    expected = {r.request_id: d.expected(r) for r in d.requests.values()}
+    for i in range(30):
+        for _ in range(7):
+            d.step()
+        d.add(request(f"r{i}", [9, i], max_tokens=2, latency_class=REALTIME))
+        assert f"r{i}" in computed_tokens(d.step())
+    d.run()
+    assert {name: d.outputs[name] for name in expected} == expected
+    num_kept = d.scheduler.num_swapped_out if num_host_blocks else d.scheduler.num_recomputed
+    assert num_kept == d.scheduler.num_preemptions > 0
+
+
+def test_an_aged_standard_request_does_not_hold_up_realtime_among_batch_work():
+    d = driver(max_num_seqs=2)
+    for name in "abcd":
+        d.add(request(name, [1], max_tokens=200, latency_class=BATCH))
+    d.step()
+    d.add(request("s", [1], max_tokens=2))
+    for _ in range(50):
+        assert "s" not in computed_tokens(d.step())
+    d.add(request("now", [9], max_tokens=2, latency_class=REALTIME))
+    assert "now" in computed_tokens(d.step())
+
+
+def test_a_swapped_request_computes_nothing_twice():
+    d = driver(num_host_blocks=64, max_num_seqs=1, prefix_caching=False)
+    d.add(request("bulk", range(13), max_tokens=6, latency_class=BATCH))
+    d.step()
+    d.step()
+    d.add(request("now", [9], max_tokens=2, latency_class=REALTIME))
+    output = d.step()
+    assert len(output.swap_outs) == 4, "14 computed tokens in blocks of 4"
+    d.step()
+    output = d.step()
+    assert len(output.swap_ins) == 4
+    assert computed_tokens(output) == {"bulk": 1}
+    d.run()
+
+
+def test_what_is_cheaper_to_compute_again_is_not_swapped():
+    d = driver(num_host_blocks=64, max_num_seqs=1)
+    d.scheduler.observe_swaps(1, seconds=5.0)
+    d.scheduler.pace.cost.observe(10, seconds=0.1)
+    d.add(request("bulk", range(13), max_tokens=6, latency_class=BATCH))
+    d.step()
+    d.add(request("now", [9], max_tokens=2, latency_class=REALTIME))
+    assert d.step().swap_outs == ()
+    assert (d.scheduler.num_swapped_out, d.scheduler.num_recomputed) == (0, 1)
+
+
+def test_a_cancelled_request_frees_its_host_blocks():
+    d = driver(num_host_blocks=8, max_num_seqs=1)
+    d.add(request("bulk", range(13), max_tokens=6, latency_class=BATCH))
+    d.step()
+    d.add(request("now", [9], max_tokens=2, latency_class=REALTIME))
+    d.step()
+    assert d.scheduler.host.num_free == 4
+    d.cancel("bulk")
+    assert d.scheduler.host.num_free == 8
+
+
+def test_prefill_first_decodes_only_when_no_prompt_is_left():
+    d = driver(max_batch_tokens=6, policy=Policy.PREFILL_FIRST)
+    d.add(request("a", [1, 2], max_tokens=6))
+    d.step()
+    d.add(request("b", range(9)))
+    steps = [computed_tokens(d.step()) for _ in range(3)]
+    assert steps == [{"b": 6}, {"b": 3}, {"a": 1, "b": 1}]
+
+
+def test_prompts_get_what_the_target_inter_token_time_leaves():
+    """40 ms a step and 5 ms a prompt token: 100 ms leave 16 (the least) of a prompt's tokens,
+    200 ms leave 32, and without anybody decoding there is no limit."""
+    for target, expected in ((0.1, 16), (0.2, 32), (None, 63)):
+        d = driver(max_batch_tokens=64, num_blocks=200, target_itl_seconds=target)
+        for num_extra in (0, 8, 16):
+            d.scheduler.pace.cost.observe(num_extra, 0.04 + 0.005 * num_extra)
+        d.add(request("a", [1], max_tokens=30))
+        d.step()
+        d.add(request("b", range(200)))
+        assert computed_tokens(d.step()) == {"a": 1, "b": expected}
+
+
+def test_nobody_is_admitted_whom_the_running_will_crowd_out():
+    """When requests are known to run for 20 tokens, a pool of 8 blocks of 4 takes one beside
+    another only if it was told nothing."""
+    preemptions = []
+    for num_known in (0, 40):
+        d = driver(num_blocks=8, max_num_seqs=4)
+        for _ in range(num_known):
+            d.scheduler.lengths.record(20)
+        for i in range(6):
+            d.add(request(f"r{i}", [i, 1], max_tokens=20))
+        d.run()
+        preemptions.append(d.scheduler.num_preemptions)
+    assert preemptions[0] > 4
+    assert preemptions[1] == 0
 
 
 def test_realtime_takes_the_blocks_of_a_batch_request():
@@ -197,7 +303,17 @@ configs = st.builds(
     max_num_seqs=st.integers(1, 5),
     policy=st.sampled_from(list(Policy)),
     prefix_caching=st.booleans(),
+    num_host_blocks=st.integers(0, 12),
+    target_itl_seconds=st.sampled_from([None, 0.05]),
 )
+
+
+def sometimes_right(tokens):
+    """Up to three proposals, some of them wrong."""
+    chosen = list(tokens)
+    for i in range(sum(tokens) % 4):
+        chosen.append((next_token(chosen) + (sum(chosen) + i) % 2) % 7)
+    return tuple(chosen[len(tokens) :])
 
 
 def replay(d, events):
@@ -225,14 +341,15 @@ def replay(d, events):
 
 
 @settings(max_examples=300, deadline=None)
-@given(configs, arrivals)
-def test_everybody_finishes_with_the_right_tokens_and_no_block_leaks(config, events):
-    """Under random arrivals, cancels, classes and pool sizes: every read returns the
-    request's own tokens, no budget is passed, everybody finishes with the tokens it would
-    have got alone, and at the end every block is free."""
-    d = Driver(Scheduler(config))
+@given(configs, arrivals, st.sampled_from([nothing, sometimes_right]))
+def test_everybody_finishes_with_the_right_tokens_and_no_block_leaks(config, events, propose):
+    """Under random arrivals, cancels, classes, pool sizes, policies and proposals: every read
+    returns the request's own tokens, no budget is passed, everybody finishes with the tokens
+    it would have got alone, and at the end every block, the host's too, is free."""
+    d = Driver(Scheduler(config), propose)
     expected = replay(d, events)
     d.run()
     for request_id, tokens in expected.items():
         assert d.outputs[request_id] == tokens
     assert d.scheduler.kv.pool.num_free == config.num_blocks
+    assert d.scheduler.host.num_free == config.num_host_blocks

@@ -252,9 +252,11 @@ class SimulatedEngine:
         assert sequence is not None
         return sequence.num_output > 0 and len(work.token_ids) == 1
 
-    def _words(self, plan: SchedulerOutput) -> tuple[list[RequestOutput], dict[str, int]]:
+    def _words(
+        self, plan: SchedulerOutput
+    ) -> tuple[list[RequestOutput], dict[str, tuple[int, ...]]]:
         outputs: list[RequestOutput] = []
-        tokens: dict[str, int] = {}
+        tokens: dict[str, tuple[int, ...]] = {}
         for work in plan.work:
             sequence = self._scheduler.sequence(work.request_id)
             assert sequence is not None
@@ -263,7 +265,7 @@ class SimulatedEngine:
             if work.samples:
                 token, output = self._next(sequence)
                 outputs.append(output)
-                tokens[work.request_id] = token
+                tokens[work.request_id] = (token,)
         return outputs, tokens
 
     def _next(self, sequence: Sequence) -> tuple[int, RequestOutput]:

@@ -130,6 +130,14 @@ class NativeExecutor:
         """Zero the keys and values of the work's tokens."""
         self.kv.erase(work)
 
+    def read_blocks(self, blocks: Sequence[int]) -> Tensor:
+        """Contents (len(blocks), ...) of blocks, in memory of its own."""
+        return self.kv.read_blocks(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
+        """Set the contents of blocks."""
+        self.kv.write_blocks(blocks, contents)
+
     def _describe(self, works: Sequence[Work]) -> tuple[structs.Batch, list["array[int]"]]:
         spans, table, row = array("i"), 0, 0
         for work in works:

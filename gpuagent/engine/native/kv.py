@@ -10,6 +10,7 @@ Bytes per token and layer with 3 KV heads of 64: 1,536 in float32, 408 in int8.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from gpuagent.engine.batch import Work
 from gpuagent.engine.kv_cache import Copy
@@ -55,6 +56,16 @@ class BlockedKV:
             sources, targets = map(list, zip(*copies, strict=True))
             for pool in (self.keys, self.values, *self._scales()):
                 pool[:, targets] = pool[:, sources]
+
+    def read_blocks(self, blocks: Sequence[int]) -> Tensor:
+        """Contents (len(blocks), 2, layers, K, D * 16) of blocks, in memory of its own."""
+        halves = [half[:, list(blocks)].flatten(3) for half in (self.keys, self.values)]
+        return torch.stack(halves).movedim(2, 0)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
+        """Set the contents of blocks, in the shape of `read_blocks`."""
+        for half, rows in zip((self.keys, self.values), contents.unbind(1), strict=True):
+            half[:, list(blocks)] = rows.transpose(0, 1).reshape(-1, len(blocks), *half.shape[2:])
 
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have written."""
