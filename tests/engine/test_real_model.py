@@ -108,13 +108,16 @@ def test_batched_with_others_joining_and_leaving_and_prefix_hits(prompts, expect
     assert engine.stats().num_cached_tokens - num_cached > 0.7 * sum(map(len, prompts))
 
 
-@pytest.mark.parametrize("swap_bytes", [0, 64 << 20])
-def test_preempted_again_and_again(prompts, expected, swap_bytes):
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size", "swap_bytes"), [(30, 4, 0), (30, 4, 64 << 20), (8, 16, 64 << 20)]
+)
+def test_preempted_again_and_again(prompts, expected, num_blocks, block_size, swap_bytes):
+    """Computed anew or swapped, with torch (blocks of 4) and with the native kernels."""
     classes = list(LatencyClass)
     engine = TorchEngine.load(
         real_model().path,
-        num_blocks=30,
-        block_size=4,
+        num_blocks=num_blocks,
+        block_size=block_size,
         max_batch_tokens=50,
         swap_bytes=swap_bytes,
     )
