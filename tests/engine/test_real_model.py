@@ -113,15 +113,16 @@ def test_batched_with_others_joining_and_leaving_and_prefix_hits(prompts, expect
 )
 def test_preempted_again_and_again(prompts, expected, num_blocks, block_size, swap_bytes):
     """Computed anew or swapped, with torch (blocks of 4) and with the native kernels."""
-    classes = list(LatencyClass)
+    classes = list(reversed(LatencyClass))  # batch work first, for realtime to push out
     engine = TorchEngine.load(
         real_model().path,
         num_blocks=num_blocks,
         block_size=block_size,
         max_batch_tokens=50,
+        max_num_seqs=3,
         swap_bytes=swap_bytes,
     )
     requests = [ask(i, prompt, classes[i % 3]) for i, prompt in enumerate(prompts)]
-    assert generate(engine, requests, joins_at_once=0.6) == expected
-    assert engine.stats().num_preemptions > 3
+    assert generate(engine, requests, joins_at_once=0.3) == expected
+    assert engine.stats().num_preemptions > 1
     assert (engine.stats().num_swapped_out > 0) == (swap_bytes > 0)
