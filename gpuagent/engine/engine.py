@@ -8,16 +8,23 @@
 
 A step is: schedule, run, sample, deliver. What goes wrong inside a step is kept to the request
 it belongs to: a row of NaN logits ends that request (`numerical_error`), an exception while a
-request's token is processed ends that request, and a forward pass that raises is repeated
-request by request to find whose it is (`engine_error`). Results of a failed request are never
-put into the prefix cache, and its keys and values are erased.
+request's token is processed ends that request, and a forward pass that raises is repeated with
+halves of its requests, and halves of those, to find whose it is (`engine_error`): of 16, one
+bad one costs eight smaller passes. If in `MAX_FAILED_STEPS` steps one after the other every
+request fails, it is not the requests: `EngineFailed` ends the engine. Results of a failed
+request are never put into the prefix cache, and its keys and values are erased.
+
+A step that does not return cannot be ended from within its thread. `last_step_age` tells the
+watchdog outside, which ends the process.
 """
 
 import secrets
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from tokenizers import Tokenizer
@@ -35,14 +42,31 @@ from gpuagent.engine.request import (
 )
 from gpuagent.engine.sampler import Sample, SamplingRow, check_sampling, sample
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
+from gpuagent.engine.speculation import SpeculationCounters
+from gpuagent.engine.speculator import SpeculationKind, Speculator, make_speculator
+from gpuagent.engine.verification import Drafts, accept
 from gpuagent.models.config import ModelConfig, eos_ids, read_json
 from gpuagent.models.llama import LlamaModel
 
+NO_SPECULATION = SpeculationCounters()
+NO_DRAFTS = Drafts(())
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_KV_BYTES = 512 << 20
 DEFAULT_SWAP_BYTES = 128 << 20
 DEFAULT_ITL_SECONDS = 0.1
+MAX_FAILED_STEPS = 3
 MAX_GENERATION_CONFIG_BYTES = 1 << 20
+
+
+class Span(NamedTuple):
+    """Rows [start, end) of a step's logits belong to one request."""
+
+    request_id: str
+    start: int
+    end: int
+
+
+Chosen = tuple[str, list[Sample | None]]
 
 
 @dataclass(slots=True)
@@ -61,7 +85,9 @@ class _Counters:
 
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    num_failed_steps: int = 0  # one after the other
     last_step_seconds: float = 0.0
+    last_step_at: float = 0.0
     busy_seconds: float = 0.0
 
 
@@ -70,8 +96,27 @@ class _Delivery:
     """What a step has decided so far: outputs, and which tokens the requests keep."""
 
     outputs: list[RequestOutput] = field(default_factory=list)
-    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
+    num_raised: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one step gives one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: str | None = None
+
+
+class EngineFailed(RuntimeError):
+    """The engine cannot go on, whatever it is asked; `code` says why: step_failed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
 
 
 class TorchEngine:
@@ -90,6 +135,8 @@ class TorchEngine:
         self._tokenizer = tokenizer
         self._scheduler = Scheduler(config)
         self._runner = ModelRunner(executor, config.num_host_blocks)
+        self._speculator: Speculator | None = None
+        self._drafts: dict[str, Drafts] = {}
         self._eos = frozenset(eos_token_ids)
         self._live: dict[str, _Live] = {}
         self._cancelled: list[RequestOutput] = []
@@ -112,13 +159,16 @@ class TorchEngine:
         quantization: str = "none",
         swap_bytes: int = DEFAULT_SWAP_BYTES,
         target_itl_seconds: float | None = DEFAULT_ITL_SECONDS,
+        speculation: str = "off",
+        draft_path: Path | str | None = None,
     ) -> Self:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
         `max_model_len` is at most what the model knows. `swap_bytes` of host memory take in
         preempted requests (touched at the first one), `target_itl_seconds` bounds the prompt
-        tokens of a step in which others decode. Raises LoadError for a bad folder and
-        ValueError for sizes that leave no block or no slot.
+        tokens of a step in which others decode. `speculation` is "off", "ngram" or "draft",
+        the last with the folder of a smaller model of the same vocabulary. Raises LoadError
+        for a bad folder and ValueError for sizes that leave no block or no slot.
         """
         folder = Path(path)
         model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len)
@@ -138,12 +188,22 @@ class TorchEngine:
         eos = _eos_token_ids(folder, model.config)
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
         executor = make_executor(model, scheduling, DTYPES[dtype], device, quantization)
-        return cls(executor, model.config, tokenizer, scheduling, eos)
+        engine = cls(executor, model.config, tokenizer, scheduling, eos)
+
+        def load_draft() -> tuple[Executor, int, int]:
+            small = _draft_model(draft_path, model.config, DTYPES[dtype], device)
+            return make_executor(small, scheduling, DTYPES[dtype], device), *_shape(scheduling)
+
+        kind = SpeculationKind(speculation)
+        engine._speculator = make_speculator(kind, engine._row, load_draft)
+        return engine
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected."""
         check_sampling(request.sampling, self._model.vocab_size)
         self._check_tokens(request)
+        if not self._scheduler.has_work():
+            self._counters.last_step_at = time.perf_counter()  # its age begins with the work
         self._scheduler.add(request)
         params = request.sampling
         self._live[request.request_id] = _Live(
@@ -171,17 +231,23 @@ class TorchEngine:
         delivery = _Delivery(outputs=self._cancelled)
         self._cancelled = []
         if self._scheduler.has_work():
-            output = self._scheduler.schedule()
+            self._drafts = self._propose()
+            drafts = {name: drafts.token_ids for name, drafts in self._drafts.items()}
+            output = self._scheduler.schedule(drafts)
             swap_seconds = self._move_blocks(output)
             self._compute(output, delivery)
-            self._scheduler.observe(output, time.perf_counter() - start - swap_seconds)
-        self._counters.last_step_seconds = time.perf_counter() - start
-        self._counters.busy_seconds += self._counters.last_step_seconds
+            self._observe(output, delivery, time.perf_counter() - start - swap_seconds)
+        counters = self._counters
+        counters.last_step_at = time.perf_counter()
+        counters.last_step_seconds = counters.last_step_at - start
+        counters.busy_seconds += counters.last_step_seconds
         return delivery.outputs
 
     def stats(self) -> EngineStats:
         """The engine's counters now."""
         config, counters = self._scheduler.config, self._counters
+        spec = self._speculator.speculation.counters if self._speculator else NO_SPECULATION
+        age = time.perf_counter() - counters.last_step_at if self._scheduler.has_work() else 0.0
         return EngineStats(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
@@ -201,6 +267,10 @@ class TorchEngine:
             num_swapped_out=self._scheduler.num_swapped_out,
             num_recomputed=self._scheduler.num_recomputed,
             num_free_host_blocks=self._scheduler.host.num_free,
+            spec_decode_num_drafts=spec.num_drafts,
+            spec_decode_num_draft_tokens=spec.num_draft_tokens,
+            spec_decode_num_accepted_tokens=spec.num_accepted_tokens,
+            last_step_age=age,
         )
 
     def _check_tokens(self, request: GenerationRequest) -> None:
@@ -220,52 +290,68 @@ class TorchEngine:
             self._scheduler.observe_swaps(num_moved, seconds)
         return seconds
 
+    def _propose(self) -> dict[str, Drafts]:
+        if self._speculator is None:
+            return {}
+        return self._speculator.propose(list(self._scheduler.decoding()))
+
+    def _observe(self, output: SchedulerOutput, delivery: _Delivery, seconds: float) -> None:
+        """Let scheduler and speculation learn from the step; forget who has ended."""
+        self._scheduler.observe(output, seconds)
+        if self._speculator:
+            self._speculator.observe(output, delivery.tokens, seconds)
+        for request_id in delivery.ended:
+            self._forget(request_id)
+
     def _compute(self, output: SchedulerOutput, delivery: _Delivery) -> None:
         """Run the step, deliver what it gives, and record it."""
         result = self._run(output, delivery)
+        self._check_engine(output, delivery)
         self._count(output)
         for request_id in result.unsound:
             self._fail(request_id, "numerical_error", delivery)
         self._deliver(result, delivery)
         self._scheduler.complete(output, delivery.tokens)
-        for request_id in delivery.ended:
-            self._forget(request_id)
+
+    def _check_engine(self, output: SchedulerOutput, delivery: _Delivery) -> None:
+        """Raise EngineFailed if everything fails again and again."""
+        has_failed = 0 < delivery.num_raised == len(output.work)
+        self._counters.num_failed_steps = self._counters.num_failed_steps + 1 if has_failed else 0
+        if self._counters.num_failed_steps >= MAX_FAILED_STEPS:
+            raise EngineFailed("step_failed", f"all requests of {MAX_FAILED_STEPS} steps failed")
 
     def _run(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
         try:
             return self._runner.run(output)
         except Exception:
-            return self._run_one_by_one(output, delivery)
+            return self._bisect(output, delivery)
 
-    def _run_one_by_one(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
-        """The step again, a request at a time; those that raise end, the others go on."""
-        results, all_logits = [], []
-        for work in output.work:
-            try:
-                results.append(self._runner.run(replace(output, work=(work,))))
-                all_logits.append(results[-1].logits.clone())  # the next run reuses the memory
-            except Exception:
-                self._runner.erase(work)
-                self._fail(work.request_id, "engine_error", delivery)
-        rows = [row for logits in all_logits for row in logits.unbind()]
-        return StepResult(
-            request_ids=tuple(name for result in results for name in result.request_ids),
-            logits=torch.stack(rows) if rows else torch.empty(0, 0),
-            unsound=tuple(name for result in results for name in result.unsound),
-        )
+    def _bisect(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
+        """The failed step again, a half at a time; a request that raises alone ends."""
+        if len(output.work) == 1:
+            (work,) = output.work
+            delivery.num_raised += 1
+            self._runner.erase(work)
+            self._fail(work.request_id, "engine_error", delivery)
+            return StepResult((), torch.empty(0, 0))
+        middle = len(output.work) // 2
+        first = self._run(replace(output, work=output.work[:middle]), delivery)
+        first = replace(first, logits=first.logits.clone())  # the next run reuses the memory
+        return _joined(first, self._run(replace(output, work=output.work[middle:]), delivery))
 
     def _count(self, output: SchedulerOutput) -> None:
         """Decode tokens are single ones after the prompt; recomputed ones count as prefill."""
         for work in output.work:
             sequence = self._scheduler.sequence(work.request_id)
-            if sequence and len(work.token_ids) == 1 and work.start >= sequence.num_prompt:
+            num_own = len(work.token_ids) - work.num_drafts
+            if sequence and num_own == 1 and work.start >= sequence.num_prompt:
                 self._counters.num_decode_tokens += 1
             else:
                 self._counters.num_prefill_tokens += len(work.token_ids)
 
     def _deliver(self, result: StepResult, delivery: _Delivery) -> None:
         for request_id, chosen in self._sample(result, delivery):
-            if chosen is None:
+            if None in chosen:
                 self._fail(request_id, "numerical_error", delivery)
                 continue
             try:
@@ -273,61 +359,96 @@ class TorchEngine:
             except Exception:
                 self._fail(request_id, "engine_error", delivery)
 
-    def _sample(self, result: StepResult, delivery: _Delivery) -> list[tuple[str, Sample | None]]:
-        """A sample for each request, found one by one if they cannot be found together."""
-        rows = [self._row(request_id) for request_id in result.request_ids]
-        if not rows:
-            return []
+    def _sample(self, result: StepResult, delivery: _Delivery) -> list[Chosen]:
+        """Each request's samples, found one by one if they cannot be found together."""
+        spans = _spans(result.request_ids)
         try:
-            return list(zip(result.request_ids, sample(result.logits, rows), strict=True))
+            return self._choose(result, spans)
         except Exception:
-            return self._sample_one_by_one(result, rows, delivery)
+            return self._sample_one_by_one(result, spans, delivery)
 
     def _sample_one_by_one(
-        self, result: StepResult, rows: list[SamplingRow], delivery: _Delivery
-    ) -> list[tuple[str, Sample | None]]:
+        self, result: StepResult, spans: list[Span], delivery: _Delivery
+    ) -> list[Chosen]:
         samples = []
-        for i, request_id in enumerate(result.request_ids):
+        for span in spans:
             try:
-                samples.append((request_id, sample(result.logits[i : i + 1], rows[i : i + 1])[0]))
+                samples += self._choose(result, [span])
             except Exception:
-                self._fail(request_id, "engine_error", delivery)
+                self._fail(span.request_id, "engine_error", delivery)
         return samples
 
-    def _row(self, request_id: str) -> SamplingRow:
-        live, sequence = self._live[request_id], self._sequence(request_id)
+    def _choose(self, result: StepResult, spans: list[Span]) -> list[Chosen]:
+        """Samples of all rows of the spans, in one call; of guesses only the accepted ones."""
+        if not spans:
+            return []
+        rows = [self._rows(span) for span in spans]
+        logits = result.logits[spans[0].start : spans[-1].end]
+        samples = iter(sample(logits, list(chain.from_iterable(rows))))
+        return [
+            (span.request_id, self._accepted(span, list(islice(samples, len(its))), result, its))
+            for span, its in zip(spans, rows, strict=True)
+        ]
+
+    def _accepted(
+        self, span: Span, samples: list[Sample | None], result: StepResult, rows: list[SamplingRow]
+    ) -> list[Sample | None]:
+        drafts = self._drafts.get(span.request_id, NO_DRAFTS)
+        return accept(drafts, samples, result.logits[span.start : span.end], rows)
+
+    def _rows(self, span: Span) -> list[SamplingRow]:
+        sequence = self._sequence(span.request_id)
+        guesses = self._drafts.get(span.request_id, NO_DRAFTS).token_ids
+        return [self._row(sequence, guesses[:i]) for i in range(span.end - span.start)]
+
+    def _row(self, sequence: Sequence, guesses: Seq[int] = ()) -> SamplingRow:
+        """What choosing the token after `guesses` needs to know."""
+        live = self._live[sequence.request_id]
         return SamplingRow(
             params=live.request.sampling,
             seed=live.seed,
-            index=sequence.num_output,
-            token_ids=sequence.token_ids,
+            index=sequence.num_output + len(guesses),
+            token_ids=[*sequence.token_ids, *guesses] if guesses else sequence.token_ids,
             num_prompt=sequence.num_prompt,
         )
 
-    def _deliver_one(self, request_id: str, chosen: Sample, delivery: _Delivery) -> None:
-        live, sequence = self._live[request_id], self._sequence(request_id)
-        if chosen.token_id in live.stop_ids:
-            text = live.detokenizer.finish()
-            delivery.outputs.append(_output(sequence, text=text, finish_reason="stop"))
-            delivery.ended.append(request_id)
-            return
-        text = live.detokenizer.push(chosen.token_id)
-        reason = self._finish_reason(live, sequence)
-        text += live.detokenizer.finish() if reason == "length" else ""
-        if live.detokenizer.stopped:
-            reason = "stop"  # also where the text released at the end holds the stop string
-        output = _output(sequence, chosen.token_id, text, _logprobs(live, chosen), reason)
-        delivery.outputs.append(output)
-        delivery.tokens[request_id] = (chosen.token_id,)
-        if reason:
+    def _deliver_one(
+        self, request_id: str, samples: list[Sample | None], delivery: _Delivery
+    ) -> None:
+        sequence, part = self._sequence(request_id), _Part()
+        for chosen in samples:
+            assert chosen is not None
+            self._push(sequence, chosen, part)
+            if part.reason:
+                break
+        delivery.outputs.append(
+            _output(sequence, part.token_ids, part.text, part.logprobs, part.reason)
+        )
+        delivery.tokens[request_id] = part.token_ids
+        if part.reason:
             delivery.ended.append(request_id)
 
-    def _finish_reason(self, live: _Live, sequence: Sequence) -> str | None:
-        """Why the request ends with the token being delivered, which is not counted yet."""
+    def _push(self, sequence: Sequence, chosen: Sample, part: _Part) -> None:
+        """Add a token to what the request gets, unless it is one that ends it."""
+        live = self._live[sequence.request_id]
+        if chosen.token_id in live.stop_ids:
+            part.text += live.detokenizer.finish()
+            part.reason = "stop"
+            return
+        part.text += live.detokenizer.push(chosen.token_id)
+        part.token_ids.append(chosen.token_id)
+        part.logprobs += _logprobs(live, chosen)
+        part.reason = self._finish_reason(live, sequence, len(part.token_ids))
+        part.text += live.detokenizer.finish() if part.reason == "length" else ""
+        if live.detokenizer.stopped:
+            part.reason = "stop"  # also where the text released at the end holds the stop string
+
+    def _finish_reason(self, live: _Live, sequence: Sequence, num_new: int) -> str | None:
+        """Why the request ends with the step's `num_new` tokens, which are not counted yet."""
         if live.detokenizer.stopped:
             return "stop"
-        is_full = len(sequence.token_ids) + 1 >= self._scheduler.config.max_model_len
-        if is_full or sequence.num_output + 1 >= live.request.sampling.max_tokens:
+        is_full = len(sequence.token_ids) + num_new >= self._scheduler.config.max_model_len
+        if is_full or sequence.num_output + num_new >= live.request.sampling.max_tokens:
             return "length"
         return None
 
@@ -345,28 +466,49 @@ class TorchEngine:
     def _forget(self, request_id: str) -> None:
         self._scheduler.finish(request_id)
         self._live.pop(request_id, None)
+        if self._speculator:
+            self._speculator.forget(request_id)
 
 
 def _output(
     sequence: Sequence,
-    token: int | None = None,
+    token_ids: Seq[int] = (),
     text: str = "",
-    logprobs: tuple[TokenLogprob, ...] = (),
+    logprobs: Seq[TokenLogprob] = (),
     finish_reason: str | None = None,
     error_code: str | None = None,
 ) -> RequestOutput:
-    tokens = () if token is None else (token,)
     return RequestOutput(
         request_id=sequence.request_id,
         index=sequence.num_output,
-        token_ids=tokens,
+        token_ids=tuple(token_ids),
         text=text,
-        logprobs=logprobs,
+        logprobs=tuple(logprobs),
         finish_reason=finish_reason,
         error_code=error_code,
         num_prompt_tokens=sequence.num_prompt,
         num_cached_tokens=sequence.num_cached,
-        num_output_tokens=sequence.num_output + len(tokens),
+        num_output_tokens=sequence.num_output + len(token_ids),
+    )
+
+
+def _spans(request_ids: tuple[str, ...]) -> list[Span]:
+    """The rows of each request, which lie side by side."""
+    spans, start = [], 0
+    for request_id, rows in groupby(request_ids):
+        end = start + len(list(rows))
+        spans.append(Span(request_id, start, end))
+        start = end
+    return spans
+
+
+def _joined(first: StepResult, second: StepResult) -> StepResult:
+    """Two results as one."""
+    logits = [part.logits for part in (first, second) if part.request_ids]
+    return StepResult(
+        request_ids=first.request_ids + second.request_ids,
+        logits=torch.cat(logits) if logits else first.logits,
+        unsound=first.unsound + second.unsound,
     )
 
 
@@ -386,3 +528,19 @@ def _eos_token_ids(folder: Path, model: ModelConfig) -> tuple[int, ...]:
     values = read_json(path, MAX_GENERATION_CONFIG_BYTES, "config_invalid")
     ids = eos_ids(values.get("eos_token_id"), model.vocab_size)
     return ids or model.eos_token_ids
+
+
+def _shape(scheduling: SchedulerConfig) -> tuple[int, int]:
+    return scheduling.num_blocks, scheduling.block_size
+
+
+def _draft_model(
+    path: Path | str | None, target: ModelConfig, dtype: torch.dtype, device: str
+) -> LlamaModel:
+    """The model that guesses; raises ValueError where it cannot guess for `target`."""
+    if path is None:
+        raise ValueError("speculation by a draft model needs draft_path")
+    model = LlamaModel.load(Path(path), dtype, device)
+    if model.config.vocab_size != target.vocab_size:
+        raise ValueError("a draft model must have the vocabulary of its target")
+    return model

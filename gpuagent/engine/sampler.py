@@ -46,6 +46,11 @@ class SamplingRow:
     token_ids: Sequence[int]
     num_prompt: int
 
+    @property
+    def is_greedy(self) -> bool:
+        """True if the most likely token is taken, not a draw."""
+        return self.params.temperature < GREEDY_BELOW
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -97,7 +102,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sample | None]:
 
 def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     tokens = logits.argmax(-1)
-    random = [i for i, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
+    random = [i for i, row in enumerate(rows) if not row.is_greedy]
     if random:
         chosen = [rows[i] for i in random]
         picked = logits if len(random) == len(rows) else logits[random]
@@ -140,17 +145,30 @@ def _adjust(logits: Tensor, row: SamplingRow) -> None:
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Tokens (rows,) drawn at each row's temperature from what its filters leave."""
+    return draw_at(_filtered(logits, rows), [uniform(row.seed, row.index) for row in rows])
+
+
+def probabilities(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """What tokens of non-greedy rows are drawn from: (rows, vocab) in float64, each sums to 1."""
+    return _filtered(_adjusted(logits, rows), rows)
+
+
+def _filtered(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     temperatures = [row.params.temperature for row in rows]
     logits = logits / torch.tensor(temperatures, device=logits.device).unsqueeze(1)
     for i, row in enumerate(rows):
         _filter(logits[i], row.params)
-    probabilities = torch.softmax(logits, -1, dtype=torch.float64)
-    cumulated = probabilities.cumsum(-1)
-    uniform = torch.tensor([_uniform(row.seed, row.index) for row in rows], dtype=torch.float64)
-    targets = uniform.to(logits.device).unsqueeze(1) * cumulated[:, -1:]
+    return torch.softmax(logits, -1, dtype=torch.float64)
+
+
+def draw_at(weights: Tensor, numbers: Sequence[float]) -> Tensor:
+    """The token (rows,) at each number in [0, 1) of the row's cumulated weights (rows, vocab)."""
+    cumulated = weights.cumsum(-1)
+    targets = torch.tensor(numbers, dtype=cumulated.dtype, device=cumulated.device)
+    targets = targets.unsqueeze(1) * cumulated[:, -1:]
     # right=True finds the first sum above the target, which a probability of 0 never is.
     found = torch.searchsorted(cumulated, targets, right=True).squeeze(1)
-    return found.clamp_(max=logits.shape[1] - 1)
+    return found.clamp_(max=weights.shape[1] - 1)
 
 
 def _filter(scores: Tensor, params: SamplingParams) -> None:
@@ -176,11 +194,18 @@ def _nucleus_bound(scores: Tensor, top_p: float) -> Tensor:
     return best[is_inside][-1]
 
 
-def _uniform(seed: int, index: int) -> float:
+def uniform(seed: int, index: int, purpose: str = "") -> float:
     """A number in [0, 1) that depends on nothing but its arguments."""
-    text = f"{seed}:{index}".encode()
+    text = f"{seed}:{index}{purpose}".encode()
     bits = int.from_bytes(hashlib.blake2b(text, digest_size=U_BITS // 8).digest(), "big")
     return float(bits) / float(1 << U_BITS)
+
+
+def report(token: int, logits: Tensor, params: SamplingParams) -> Sample:
+    """A token chosen elsewhere as a sample of one row's logits (vocab)."""
+    is_asked = params.logprobs is not None
+    logprobs = torch.log_softmax(logits, -1) if is_asked else None
+    return _report(token, logprobs, params.logprobs)
 
 
 def _report(token: int, logprobs: Tensor | None, num_top: int | None) -> Sample:

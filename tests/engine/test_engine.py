@@ -1,6 +1,7 @@
 """The torch engine on a small random model: outputs, endings, failures, numbers."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gpuagent.engine.engine import TorchEngine
+from gpuagent.engine.engine import EngineFailed, TorchEngine
 from gpuagent.engine.request import (
     GenerationRequest,
     LatencyClass,
@@ -16,6 +17,8 @@ from gpuagent.engine.request import (
     SamplingParams,
 )
 from gpuagent.engine.scheduler import Policy
+from gpuagent.engine.speculation import Speculation
+from gpuagent.engine.speculator import SpeculationKind
 from tests.engine.tiny_model import EOS, tiny_model
 
 TOKENIZER = Tokenizer.from_file(str(tiny_model() / "tokenizer.json"))
@@ -208,9 +211,11 @@ class Picky:
 
     def __init__(self, model, token):
         self._model, self._token = model, token
+        self.num_raised = 0
 
     def forward(self, tokens, positions, attention):
         if self._token in tokens.tolist():
+            self.num_raised += 1
             raise ValueError("cannot compute this")
         return self._model.forward(tokens, positions, attention)
 
@@ -224,6 +229,77 @@ def test_an_exception_in_a_step_fails_only_the_request_it_belongs_to():
     outputs = run(engine, ask("good"), ask("bad", (1, 200, 3)))
     assert outputs["bad"][-1].error_code == "engine_error"
     assert tokens_of(outputs["good"]) == greedy()
+
+
+def test_a_bad_request_among_many_is_found_by_halving():
+    engine = load(max_num_seqs=8, max_batch_tokens=64)
+    engine._runner.executor.model = model = Picky(engine.executor.model, 200)
+    prompts = {f"r{i}": (1, 2, i) for i in range(8)} | {"r5": (1, 200, 3)}
+    outputs = run(engine, *[ask(name, prompt) for name, prompt in prompts.items()])
+    assert [n for n, parts in outputs.items() if parts[-1].error_code == "engine_error"] == ["r5"]
+    assert tokens_of(outputs["r4"]) == greedy((1, 2, 4))
+    assert model.num_raised == 4, "all, a half, a quarter, itself"
+
+
+def test_an_engine_in_which_every_step_fails_gives_up():
+    engine = load(max_num_seqs=2)
+    engine._runner.executor.model = Picky(engine.executor.model, 3)
+    for i in range(8):
+        engine.add(ask(f"r{i}"))
+    with pytest.raises(EngineFailed, match="step_failed"):
+        for _ in range(8):
+            engine.step()
+
+
+def test_the_age_of_the_last_step_counts_only_while_there_is_work():
+    engine = load()
+    assert engine.stats().last_step_age == 0.0
+    engine.add(ask("a"))
+    time.sleep(0.02)
+    assert engine.stats().last_step_age >= 0.02
+    engine.step()
+    assert engine.stats().last_step_age < 0.02
+    engine.cancel("a")
+    assert engine.stats().last_step_age == 0.0
+
+
+def test_guesses_by_the_model_itself_are_all_accepted():
+    engine = load(speculation="draft", draft_path=tiny_model(), max_batch_tokens=32)
+    guess_always(engine)
+    requests = [ask(f"r{i}", (i, 7, i), max_tokens=13) for i in range(3)]
+    outputs = run(engine, *requests)
+    for request in requests:
+        assert tokens_of(outputs[request.request_id]) == greedy(request.prompt_token_ids, 13)
+    stats = engine.stats()
+    assert stats.spec_decode_num_accepted_tokens == stats.spec_decode_num_draft_tokens == 27
+    assert stats.spec_decode_num_drafts == 9
+    assert stats.num_steps == 4, "one token, then three times 4"
+
+
+def test_a_stop_token_among_accepted_guesses_ends_the_request_there():
+    plain = greedy((1, 2, 3), 12)
+    stop = plain[6]
+    engine = load(speculation="draft", draft_path=tiny_model())
+    guess_always(engine)
+    parts = run(engine, ask("a", stop_token_ids=(stop,), max_tokens=12))["a"]
+    assert tokens_of(parts) == plain[: plain.index(stop)]
+    assert parts[-1].finish_reason == "stop"
+
+
+def test_logprobs_come_with_guessed_tokens_too():
+    params = {"max_tokens": 9, "logprobs": 2, "temperature": 1.0, "seed": 3}
+    engine = load(speculation="draft", draft_path=tiny_model())
+    guess_always(engine)
+    guessed = [e for part in run(engine, ask("a", **params))["a"] for e in part.logprobs]
+    plain = [e for part in run(load(), ask("a", **params))["a"] for e in part.logprobs]
+    assert [e.token_id for e in guessed] == [e.token_id for e in plain]
+    for one, other in zip(guessed, plain, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="draft_path"):
+        load(speculation="draft")
 
 
 def test_a_prefix_of_another_request_is_reused_but_not_across_salts():
@@ -311,18 +387,22 @@ random_requests = st.lists(
     st.integers(4, 30),
     st.booleans(),
     st.sampled_from([0, 1 << 14, 1 << 20]),
+    st.sampled_from(list(SpeculationKind)),
 )
 def test_output_does_not_depend_on_company_memory_or_cache(
-    events, num_blocks, budget, caching, swap_bytes
+    events, num_blocks, budget, caching, swap_bytes, speculation
 ):
-    """Whatever joins, leaves, is preempted, swapped or cached, each request's tokens, greedy
-    or seeded, are those it gets alone."""
+    """Whatever joins, leaves, is preempted, swapped, cached or guessed, each request's tokens,
+    greedy or seeded, are those it gets alone without guesses."""
     engine = load(
         num_blocks=num_blocks,
         max_batch_tokens=budget,
         prefix_caching=caching,
         swap_bytes=swap_bytes,
+        speculation=speculation,
+        draft_path=tiny_model(),
     )
+    guess_always(engine)
     outputs, requests = {}, []
     for i, (delay, prompt, max_tokens, latency_class, temperature) in enumerate(events):
         sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": i}
@@ -335,6 +415,18 @@ def test_output_does_not_depend_on_company_memory_or_cache(
         check_parts(parts)
         alone = run(load(), next(r for r in requests if r.request_id == request_id))
         assert tokens_of(parts) == tokens_of(alone[request_id])
+
+
+class Eager(Speculation):
+    """Has no choice how many tokens to guess."""
+
+    def num_drafts(self, request_id, batch):
+        return 3
+
+
+def guess_always(engine):
+    if engine._speculator:
+        engine._speculator.speculation = Eager()
 
 
 def run_on(engine, outputs):
