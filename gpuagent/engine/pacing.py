@@ -12,7 +12,9 @@ each prompt token:
     base is 70 ms       prompts get as much time as decoding, 70 ms  ->  140 tokens
     nobody decodes      the whole token budget: there is nobody to keep waiting
 
-The second line is why the target is not a promise: with more requests decoding than the target
+(Batch requests count as nobody, and for a realtime prompt standard requests too.)
+
+The second case is why the target is not a promise: with more requests decoding than the target
 allows, prompts held to the remainder would never be computed and slots would stay empty. No
 clock in here: whoever runs the steps reports their seconds. A controller that only shrinks and
 grows the budget (AIMD) was rejected: it forgets what it knows whenever the batch changes.

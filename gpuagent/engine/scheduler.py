@@ -28,6 +28,7 @@ is running and not preempted computes at least one token a step; and a class tha
 is let in after a bounded wait and then yields a token.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -214,14 +215,17 @@ class _Return:
 class _Step:
     """The step being planned; see `gpuagent.engine.policies.Planner`.
 
-    `budget` is what is left of the tokens, `prompt_budget` what prompts may take of it.
+    `budget` is what is left of the tokens. Prompts may take as much of it as the pace allows
+    beside those whose tokens somebody waits for: not batch requests, and none of a lower class
+    than the prompt's.
     """
 
     scheduler: Scheduler
     drafts: Mapping[str, tuple[int, ...]]
     budget: int = field(init=False)
-    prompt_budget: int = field(init=False)
+    num_prompt_tokens: int = 0
     was_idle: bool = field(init=False)
+    num_decoding: Counter[LatencyClass] = field(init=False)
     work: dict[str, Work] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     swap_outs: list[Swap] = field(default_factory=list)
@@ -231,18 +235,22 @@ class _Step:
         scheduler = self.scheduler
         self.was_idle = not scheduler.running
         self.budget = scheduler.config.max_batch_tokens
-        num_decoding = sum(s.num_to_compute == 1 for s in scheduler.running.values())
-        self.prompt_budget = scheduler.pace.prompt_budget(num_decoding)
+        self.num_decoding = Counter(
+            s.request.latency_class for s in scheduler.running.values() if s.num_to_compute == 1
+        )
 
     @property
     def is_empty(self) -> bool:
         """True if nothing is planned yet."""
         return not self.work
 
-    @property
-    def prompt_room(self) -> int:
-        """Tokens that one more prompt may take."""
-        return min(self.budget, self.prompt_budget)
+    def prompt_room(self, sequence: Sequence) -> int:
+        """Tokens that this prompt may take; 0 or less if none."""
+        is_realtime = sequence.request.latency_class is LatencyClass.REALTIME
+        num_watched = self.num_decoding[LatencyClass.REALTIME]
+        num_watched += 0 if is_realtime else self.num_decoding[LatencyClass.STANDARD]
+        limit = self.scheduler.pace.prompt_budget(num_watched)
+        return min(self.budget, limit - self.num_prompt_tokens)
 
     def output(self, number: int) -> SchedulerOutput:
         """The finished plan."""
@@ -267,8 +275,8 @@ class _Step:
     def prefill(self) -> None:
         """More of the prompts, the most urgent first."""
         for sequence in self._running(lambda s: s.num_to_compute > 1):
-            if self._is_still_running(sequence) and self.prompt_room > 0:
-                num_tokens = min(sequence.num_to_compute, self.prompt_room)
+            num_tokens = min(sequence.num_to_compute, self.prompt_room(sequence))
+            if self._is_still_running(sequence) and num_tokens > 0:
                 copies = self._grow(sequence, num_tokens)
                 if copies is not None:
                     self._take_prompt(sequence, num_tokens, copies)
@@ -281,10 +289,10 @@ class _Step:
         waiting = self.scheduler.waiting
         if self.preempted:
             return  # memory is short: nobody new
-        while self.prompt_room > 0 and (head := waiting.first()):
-            if head.request_id in self.preempted or not self._start(head):
+        while (head := waiting.first()) and head.request_id not in self.preempted:
+            if not self._start(head):
                 break
-        while self.prompt_room > 0 and (head := waiting.head(LatencyClass.REALTIME)):
+        while head := waiting.head(LatencyClass.REALTIME):
             if not self._start(head, must_preempt=True):
                 break
 
@@ -327,6 +335,8 @@ class _Step:
                 return None
 
     def _start(self, sequence: Sequence, must_preempt: bool = False) -> bool:
+        if self.prompt_room(sequence) <= 0:
+            return False
         admitted = None if must_preempt else self._admit(sequence)
         while not admitted:
             victim = self._batch_victim(sequence)
@@ -335,7 +345,7 @@ class _Step:
             self._preempt(victim)
             admitted = self._admit(sequence)
         self._resume(sequence, admitted)
-        num_tokens = min(sequence.num_to_compute, self.prompt_room)
+        num_tokens = min(sequence.num_to_compute, self.prompt_room(sequence))
         self._take_prompt(sequence, num_tokens, admitted.copies)
         return True
 
@@ -414,7 +424,7 @@ class _Step:
         return max(victims, key=lambda s: s.arrival, default=None)
 
     def _take_prompt(self, sequence: Sequence, num_tokens: int, copies: Iterable[Copy]) -> None:
-        self.prompt_budget -= num_tokens
+        self.num_prompt_tokens += num_tokens
         self._take(sequence, num_tokens, copies)
 
     def _take(

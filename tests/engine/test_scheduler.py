@@ -183,6 +183,22 @@ def test_prompts_get_what_the_target_inter_token_time_leaves():
         assert computed_tokens(d.step()) == {"a": 1, "b": expected}
 
 
+@pytest.mark.parametrize(
+    ("decoding", "arriving", "expected"),
+    [(BATCH, BATCH, 63), (STANDARD, REALTIME, 63), (STANDARD, BATCH, 16), (REALTIME, REALTIME, 16)],
+)
+def test_a_prompt_is_held_back_only_for_those_whose_tokens_are_waited_for(
+    decoding, arriving, expected
+):
+    d = driver(max_batch_tokens=64, num_blocks=200, target_itl_seconds=0.1)
+    for num_extra in (0, 8, 16):
+        d.scheduler.pace.cost.observe(num_extra, 0.04 + 0.005 * num_extra)
+    d.add(request("a", [1], max_tokens=30, latency_class=decoding))
+    d.step()
+    d.add(request("b", range(200), latency_class=arriving))
+    assert computed_tokens(d.step()) == {"a": 1, "b": expected}
+
+
 def test_nobody_is_admitted_whom_the_running_will_crowd_out():
     """When requests are known to run for 20 tokens, a pool of 8 blocks of 4 takes one beside
     another only if it was told nothing."""
