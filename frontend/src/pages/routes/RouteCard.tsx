@@ -22,7 +22,7 @@ export function RouteCard({ route, writable, onEdit, onDelete }: RouteCardProps)
           {route.name}
         </Title>
         <span className={classes.soft}>
-          {route.sticky ? "a user stays on one arm" : "each request is drawn anew"}
+          {route.sticky ? "each user or API key stays on one arm" : "each request is drawn anew"}
         </span>
         <span className={classes.spacer} />
         <Button

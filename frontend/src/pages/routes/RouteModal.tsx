@@ -71,6 +71,7 @@ export function RouteModal({ opened, onClose, known }: RouteModalProps) {
       <ArmFields {...form} />
       <Switch
         label="Keep each user on one arm"
+        description="By the request's user field, else its API key: one client alone sees one arm."
         checked={sticky}
         onChange={(event) => setSticky(event.currentTarget.checked)}
       />
