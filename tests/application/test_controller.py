@@ -17,6 +17,7 @@ from controlplane.application.handle import CommandHandler
 from controlplane.application.ingest import Timings
 from controlplane.application.ports import EventMeta
 from controlplane.application.project import LogFollower
+from controlplane.application.tasks import end_tasks
 from controlplane.domain import model, node
 from controlplane.domain.model import AddVersion, RegisterModel, RetireVersion, VersionSpec
 from controlplane.domain.node import DrainNode
@@ -24,7 +25,6 @@ from controlplane.domain.placement import PlacementDecided
 from controlplane.entrypoints.processes.controller import (
     Controller,
     ControllerSettings,
-    end_tasks,
 )
 from controlplane.entrypoints.processes.controller_server import probes_of
 from gpuagent.wire.codec import decode, encode

@@ -24,6 +24,7 @@ from controlplane.application.ports import Clock, EventStore, RecordedEvent
 from controlplane.application.project import LiveRows
 from controlplane.application.serve import Job, Refused, Serving
 from controlplane.application.settle import Settler
+from controlplane.application.tasks import end_tasks
 from controlplane.domain.ids import version_id
 from controlplane.domain.model import ModelVersionRetired
 from controlplane.domain.tenant import ApiKeyRevoked, TenantDeleted, TenantSuspended
@@ -220,11 +221,7 @@ class Gateway:
             call.fail(Refused("shutting_down", "The gateway is shutting down.", retry_after=1))
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(self._tasks)
         with contextlib.suppress(Exception):  # the others reap what could not be said
             await asyncio.wait_for(self.reaper.stop(), 1.0)
         self.live.stop()

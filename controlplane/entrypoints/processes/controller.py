@@ -21,7 +21,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,21 +46,13 @@ from controlplane.application.ports import Clock, EventStore, Lease, RecordedEve
 from controlplane.application.project import LogFollower
 from controlplane.application.publish import VERIFY_S, Publisher
 from controlplane.application.reconcile import Reconciler
+from controlplane.application.tasks import end_tasks
 
 LEASE = "controller"
 MAX_PLANS = 8  # in one round: evictions and joins settle in one or two
 
 T = TypeVar("T")
 log = structlog.get_logger("controller")
-
-
-async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel until all have ended: Python 3.11's ``wait_for`` swallows a cancellation that comes in
-    the moment its own wait ends, and a loop woken by every heartbeat is often in that moment."""
-    while pending := [task for task in tasks if not task.done()]:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=0.2)
 
 
 class ReadModel(Protocol):
