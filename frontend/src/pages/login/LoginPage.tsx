@@ -41,8 +41,8 @@ export function LoginPage() {
         </div>
         <LoginForm />
         <p className={classes.hint}>
-          First start? The user is <span className="mono">admin</span>; its password is in{" "}
-          <span className="mono">initial_admin_password</span> in the data directory.
+          First start? <span className="mono">make run</span> prints the login;{" "}
+          <span className="mono">manage.py create_admin</span> makes one, or a new password.
         </p>
       </div>
     </main>
