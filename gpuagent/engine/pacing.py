@@ -81,4 +81,5 @@ class Pace:
             return self._max_tokens
         base = self.cost.base
         room = max(self._target - base, base)
-        return min(max(int(room / self.cost.per_extra), MIN_CHUNK), self._max_tokens)
+        num_tokens = min(room / self.cost.per_extra, self._max_tokens)
+        return min(max(int(num_tokens), MIN_CHUNK), self._max_tokens)
