@@ -54,7 +54,7 @@ class Dashboards:
 
     def __exit__(self, *_: object) -> None:
         try:
-            said, _ = self._clients.communicate(timeout=20)
+            said = self._clients.communicate(timeout=20)[0]
             self.messages_per_s = float(said or "nan")
         finally:
             for process in (self._clients, self._web):

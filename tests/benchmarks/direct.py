@@ -13,10 +13,11 @@ from typing import Any
 
 from controlplane.adapters.natsbus.connection import connect
 from controlplane.adapters.natsbus.transport import Generate, Sampling, Transport
-from tests.benchmarks.http_load import Result
+from controlplane.entrypoints.openai.encoding import Encoder
+from controlplane.entrypoints.openai.parameters import ChatMessage
+from tests.benchmarks.http_load import Result, pauses
 from tests.openai.stack import Stack
 
-PROMPT = tuple(range(65, 97))
 NODE = "n1"
 
 
@@ -56,16 +57,31 @@ class Direct:
         if await asyncio.wait_for(ended, 60) != "length":
             raise RuntimeError(f"{order.request_id} did not run to its end")
 
-    async def burst(self, replica_id: str, count: int, max_tokens: int) -> Result:
+    async def encode(self, version_id: str, question: str) -> tuple[int, ...]:
+        """The prompt that the gateway makes of it."""
+        bundle = await self.transport.tokenizer(version_id)
+        assert bundle is not None
+        encoder = Encoder(bundle)  # type: ignore[arg-type]  # frozen, which the protocol is not
+        return await encoder.chat([ChatMessage("user", question)], 2048)
+
+    async def burst(
+        self, replica_id: str, prompt: tuple[int, ...], count: int, max_tokens: int
+    ) -> Result:
         """``count`` generations at once."""
         result = Result()
         await asyncio.gather(
-            *(self.generate(replica_id, PROMPT, max_tokens, result) for _ in range(count))
+            *(self.generate(replica_id, prompt, max_tokens, result) for _ in range(count))
         )
         return result
 
     async def steady(
-        self, replica_id: str, lengths: Sequence[int], warm_up: float, seconds: float
+        self,
+        replica_id: str,
+        prompt: tuple[int, ...],
+        lengths: Sequence[int],
+        warm_up: float,
+        seconds: float,
+        most_pause_s: float,
     ) -> Result:
         """As ``http_load.steady``: one endless sequence of generations for each length."""
         began = time.perf_counter()
@@ -73,8 +89,11 @@ class Direct:
 
         async def keep(number: int, max_tokens: int) -> None:
             await asyncio.sleep(warm_up * number / len(lengths) / 2)
-            while time.perf_counter() < result.since + seconds:
-                await self.generate(replica_id, PROMPT, max_tokens, result)
+            for pause in pauses(number, most_pause_s):
+                if time.perf_counter() > result.since + seconds:
+                    break
+                await self.generate(replica_id, prompt, max_tokens, result)
+                await asyncio.sleep(pause)
 
         await asyncio.gather(*(keep(number, length) for number, length in enumerate(lengths)))
         return result

@@ -7,9 +7,10 @@ usage reports.
 
 import asyncio
 import json
+import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -66,6 +67,7 @@ class _Connection(asyncio.Protocol):
         self._began = self._heard_at = 0.0
         self._has_first = False
         self.remaining: int | None = None
+        self.pauses: Iterator[float] | None = None  # seconds before each further request
         self.until = float("inf")
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -118,10 +120,12 @@ class _Connection(asyncio.Protocol):
     def _next(self) -> None:
         if self.remaining is not None:
             self.remaining -= 1
-        if time.perf_counter() < self.until and self.remaining != 0:
-            self.begin()
-        else:
+        if time.perf_counter() >= self.until or self.remaining == 0:
             self._stop()
+        elif self.pauses is not None:
+            asyncio.get_running_loop().call_later(next(self.pauses), self.begin)
+        else:
+            self.begin()
 
     def _stop(self) -> None:
         self._transport.close()
@@ -135,9 +139,22 @@ class _Connection(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def steady(port: int, requests: Sequence[bytes], warm_up: float, seconds: float) -> Result:
+def pauses(number: int, most_s: float) -> Iterator[float]:
+    """Endless random pauses of up to ``most_s`` seconds, the same for the same stream."""
+    draw = random.Random(number)
+    while True:
+        yield draw.random() * most_s
+
+
+async def steady(
+    port: int, requests: Sequence[bytes], warm_up: float, seconds: float, most_pause_s: float
+) -> Result:
     """Streams that are replaced as they end: one connection for each of ``requests``, begun over
-    ``warm_up`` seconds and then measured for ``seconds``, without those that still run after."""
+    ``warm_up`` seconds and then measured for ``seconds``, without those that still run after.
+
+    A replacement comes after a random pause. One that came at once would always hit the beginning
+    of an engine's step, and whatever delays it by less than a step would cost nothing.
+    """
     loop, result = asyncio.get_running_loop(), Result()
     began = time.perf_counter()
     result.since = began + warm_up
@@ -149,6 +166,7 @@ async def steady(port: int, requests: Sequence[bytes], warm_up: float, seconds: 
             port,
         )
         connection.until = result.since + seconds
+        connection.pauses = pauses(number, most_pause_s)
         loop.call_later(warm_up * number / len(requests) / 2, connection.begin)
         connections.append(connection)
     await asyncio.sleep(result.since + seconds - time.perf_counter())

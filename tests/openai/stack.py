@@ -63,6 +63,10 @@ class GatewayProcess:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         return (self._directory / "gateway.log").read_text()
 
@@ -123,6 +127,14 @@ class Stack:
         self.nats.start()
         asyncio.run(self._make_buckets())
         self.gateway.start()
+
+    def mend(self) -> None:
+        """Start again whatever a test has ended."""
+        for agent in self.agents.values():
+            if agent.process is None or agent.process.poll() is not None:
+                agent.start()
+        if not self.gateway.is_running:
+            self.gateway.start()
 
     def stop(self) -> None:
         self.gateway.stop()
@@ -236,6 +248,6 @@ def _replica(replica_id: str, name: str, spec: VersionSpec) -> ReplicaSpec:
         memory_bytes=spec.gpu_memory,
         source=spec.source,
         max_batch=spec.max_batch,
-        max_batch_tokens=8192,
+        max_batch_tokens=16_384,
         max_model_len=spec.max_model_len,
     )
