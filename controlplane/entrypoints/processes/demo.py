@@ -170,7 +170,7 @@ class Demo:
         self._console.print(f"[green]✓[/] {what:<28}[dim]{time.monotonic() - began:6.1f} s[/]")
 
     def _wait_for(self, reason: str) -> None:
-        self._console.print(f"  {reason}", style="dim", markup=False)
+        self._console.print(f"  {reason}", style="dim", markup=False, soft_wrap=True)
 
     def _warn(self, sentence: str) -> None:
         self._console.print(f"[yellow]![/] {sentence}")
@@ -285,16 +285,16 @@ def nats_server() -> str:
 async def first_token(api_url: str, api_key: str, model: str, say: Callable[[str], None]) -> None:
     """Return once the gateway has answered with a generated token; raises TimeoutError.
 
-    ``say`` gets what is waited for, each time it changes.
+    ``say`` gets what is waited for, each reason once: a failing load goes round and round.
     """
     deadline = time.monotonic() + FIRST_TOKEN_SECONDS
-    said = ""
+    said: set[str] = set()
     while reason := await asyncio.to_thread(why_no_token, api_url, api_key, model):
         if time.monotonic() > deadline:
             raise TimeoutError(f"no token of {model} in {FIRST_TOKEN_SECONDS:.0f} s: {reason}")
-        if reason != said:
+        if reason not in said:
             say(reason)
-        said = reason
+        said.add(reason)
         await asyncio.sleep(0.2)
 
 
