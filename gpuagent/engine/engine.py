@@ -43,7 +43,7 @@ from gpuagent.engine.request import (
 from gpuagent.engine.sampler import Sample, SamplingRow, check_sampling, sample
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from gpuagent.engine.speculation import SpeculationCounters
-from gpuagent.engine.speculator import SpeculationKind, Speculator, make_speculator
+from gpuagent.engine.speculator import MAX_CATCH_UP, SpeculationKind, Speculator, make_speculator
 from gpuagent.engine.verification import Drafts, accept
 from gpuagent.models.config import ModelConfig, eos_ids, read_json
 from gpuagent.models.llama import LlamaModel
@@ -182,7 +182,7 @@ class TorchEngine:
             max_model_len=min(max_model_len or longest, longest),
             policy=policy,
             prefix_caching=prefix_caching,
-            num_host_blocks=swap_bytes // block_bytes,
+            num_host_blocks=swap_bytes // width,
             target_itl_seconds=target_itl_seconds,
         )
         eos = _eos_token_ids(folder, model.config)
@@ -192,7 +192,9 @@ class TorchEngine:
 
         def load_draft() -> tuple[Executor, int, int]:
             small = _draft_model(draft_path, model.config, DTYPES[dtype], device)
-            return make_executor(small, scheduling, DTYPES[dtype], device), *_shape(scheduling)
+            sizes = replace(scheduling, max_batch_tokens=max(max_batch_tokens, MAX_CATCH_UP))
+            draft = make_executor(small, sizes, DTYPES[dtype], device)
+            return draft, sizes.num_blocks, sizes.block_size
 
         kind = SpeculationKind(speculation)
         engine._speculator = make_speculator(kind, engine._row, load_draft)
@@ -528,10 +530,6 @@ def _eos_token_ids(folder: Path, model: ModelConfig) -> tuple[int, ...]:
     values = read_json(path, MAX_GENERATION_CONFIG_BYTES, "config_invalid")
     ids = eos_ids(values.get("eos_token_id"), model.vocab_size)
     return ids or model.eos_token_ids
-
-
-def _shape(scheduling: SchedulerConfig) -> tuple[int, int]:
-    return scheduling.num_blocks, scheduling.block_size
 
 
 def _draft_model(

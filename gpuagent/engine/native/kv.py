@@ -54,18 +54,22 @@ class BlockedKV:
         """Copy blocks in all layers; all sources are read before any target is written."""
         if copies:
             sources, targets = map(list, zip(*copies, strict=True))
-            for pool in (self.keys, self.values, *self._scales()):
+            for pool in self._pools():
                 pool[:, targets] = pool[:, sources]
 
     def read_blocks(self, blocks: Sequence[int]) -> Tensor:
-        """Contents (len(blocks), 2, layers, K, D * 16) of blocks, in memory of its own."""
-        halves = [half[:, list(blocks)].flatten(3) for half in (self.keys, self.values)]
-        return torch.stack(halves).movedim(2, 0)
+        """Contents (len(blocks), bytes) of blocks, scales included, in memory of its own."""
+        parts = [pool[:, list(blocks)].transpose(0, 1) for pool in self._pools()]
+        return torch.cat([p.reshape(len(blocks), -1).view(torch.uint8) for p in parts], 1)
 
     def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
         """Set the contents of blocks, in the shape of `read_blocks`."""
-        for half, rows in zip((self.keys, self.values), contents.unbind(1), strict=True):
-            half[:, list(blocks)] = rows.transpose(0, 1).reshape(-1, len(blocks), *half.shape[2:])
+        pools = self._pools()
+        widths = [pool[:, 0].nbytes for pool in pools]
+        for pool, part in zip(pools, contents.split(widths, 1), strict=True):
+            rows = part.contiguous().view(pool.dtype)
+            shaped = rows.view(len(blocks), len(pool), *pool.shape[2:])
+            pool[:, list(blocks)] = shaped.transpose(0, 1)
 
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have written."""
@@ -76,6 +80,9 @@ class BlockedKV:
         self.values[:, blocks, :, offsets] = 0
         for scales in self._scales():
             scales[:, blocks, :, offsets] = 0
+
+    def _pools(self) -> tuple[Tensor, ...]:
+        return (self.keys, self.values, *self._scales())
 
     def _scales(self) -> tuple[torch.Tensor, ...]:
         return (self.key_scales, self.value_scales) if self.is_int8 else ()
