@@ -12,6 +12,7 @@ from django.conf import settings
 from controlplane.domain import model
 from controlplane.domain.model import Access, ChangeAccess, VersionSpec
 from tests.conftest import pointed_at
+from tests.openai.idlers import Idlers
 from tests.openai.stack import GIB, Stack
 
 FAST = VersionSpec(
@@ -52,6 +53,7 @@ def stack(
         try:
             running.start()
             _seed(running)
+            running.idlers = Idlers(running.gateway.port)
             yield running
         finally:
             running.stop()

@@ -29,6 +29,7 @@ from controlplane.domain.model import VersionSpec
 from gpuagent.wire.messages import DesiredState, ReplicaSpec
 from tests.agent.harness import Agent
 from tests.natsserver import NatsServer
+from tests.openai.idlers import Idlers
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -103,6 +104,8 @@ class GatewayProcess:
 
 class Stack:
     """Bus, agents, log and gateway. ``secret_key`` is what hashes the API keys."""
+
+    idlers: Idlers  # of the one stack that the folder shares
 
     def __init__(self, directory: Path, secret_key: str, extra: Mapping[str, str] = {}) -> None:
         self.directory = directory
