@@ -2,15 +2,9 @@ import { z } from "zod";
 import type { LogEvent } from "@/api/types";
 
 const SHOWN = 3;
-const LEFT_OUT = new Set([
-  "type",
-  "at",
-  "name",
-  "node_id",
-  "tenant_id",
-  "decision_id",
-  "planned_from",
-]);
+const LEFT_OUT = new Set(
+  "type at name node_id tenant_id decision_id planned_from replica_id boot_id".split(" "),
+);
 
 /** What a list in an event is of: an arm, a placed replica, a version without a place, or a word. */
 const itemSchema = z.union([
