@@ -24,6 +24,7 @@ def pytest_configure() -> None:
     """pytest-django has read the settings before this file: move what they hold."""
     from django.conf import settings
 
+    settings.PASSWORD_HASHERS = ["tests.hashers.CheapArgon2"]
     settings.DATA_DIR = _DATA_DIR
     settings.DATABASES["default"]["NAME"] = str(_DATA_DIR / "engine.sqlite3")
 

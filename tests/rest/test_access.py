@@ -1,6 +1,7 @@
 """Keys, tickets, roles and the brake on guessing."""
 
 from io import StringIO
+from typing import Any
 
 from django.core.management import call_command
 
@@ -15,6 +16,7 @@ from controlplane.adapters.access.policy import (
     allowed,
     role_of_scopes,
 )
+from controlplane.config import settings as product
 
 
 def test_a_key_is_recognised_by_its_full_text_only() -> None:
@@ -102,3 +104,10 @@ def test_create_admin_prints_a_password_that_works(settings, tmp_path) -> None:
     user = users.User.objects.get(username="admin")
     assert user.check_password(password)
     assert users.principal_of(user) == Principal("user:admin", "admin")
+
+
+def test_passwords_are_kept_by_argon2_at_its_full_cost(settings: Any) -> None:
+    """The product's own setting, and not the cheap one with which the other tests log in."""
+    settings.PASSWORD_HASHERS = product.PASSWORD_HASHERS
+    user = users.save_user("ann", "correct horse", "viewer")
+    assert user.password.startswith("argon2$argon2id$v=19$m=102400,t=2,p=8$")
