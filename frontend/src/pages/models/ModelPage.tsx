@@ -77,12 +77,7 @@ function Detail({ model, etag, writable }: DetailProps) {
       <InstancesSection model={model} />
       <AliasSection model={model} writable={writable} />
       <AccessSection model={model} etag={etag} writable={writable} />
-      <AddVersionModal
-        key={String(add)}
-        model={model}
-        opened={add === true}
-        onClose={close}
-      />
+      <AddVersionModal key={String(add)} model={model} opened={add === true} onClose={close} />
       <VersionDrawer
         model={model}
         etag={etag}
