@@ -27,13 +27,11 @@ from typing import Any
 from controlplane.application.fleet import FleetLoads, NodeLoad, NodeReport, ReplicaReport
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
-from controlplane.application.ports import Clock, EventMeta
+from controlplane.application.ports import CONTROLLER, Clock
 from controlplane.domain import node as nodes
 from controlplane.domain.decider import Event, fold
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId
 from controlplane.domain.node import Node, RecordNodeEvents
-
-META = EventMeta("system:controller")
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,7 @@ class Ingest:
         events = conclude(node_id, node, heard, now, self._timings, not self.frozen)
         for group in _grouped(events):
             command = RecordNodeEvents(NodeId(node_id), group, now)
-            self._handler.handle(nodes.DECIDER, nodes.DECIDER.stream(node_id), command, META)
+            self._handler.handle(nodes.DECIDER, nodes.DECIDER.stream(node_id), command, CONTROLLER)
         return len(events)
 
 

@@ -113,6 +113,10 @@ class Lease:
     expires_at: float
 
 
+CONTROLLER_LEASE = "controller"  # whoever holds it leads: it alone plans and tells the nodes
+CONTROLLER = EventMeta("system:controller")
+
+
 class StoreUnavailable(Exception):
     """The log cannot be written now; ``code`` is store_busy, store_full or store_error."""
 

@@ -11,7 +11,7 @@ from collections import Counter
 from controlplane.application.fleet import FleetLoads
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
-from controlplane.application.ports import Clock, EventMeta
+from controlplane.application.ports import CONTROLLER, Clock
 from controlplane.domain import placement
 from controlplane.domain.errors import VersionConflict
 from controlplane.domain.ids import NodeId, VersionId, version_id
@@ -27,7 +27,6 @@ from controlplane.placement.snapshot import (
     VersionView,
 )
 
-META = EventMeta("system:controller")
 RESERVED_BYTES = {"cuda": 2 * 1024**3}  # driver, workspace, fragmentation; by kind of device
 
 
@@ -106,7 +105,11 @@ class Reconciler:
     def _append(self, command: DecidePlacement, generation: int, made: PlacementPlan) -> bool:
         try:
             self._handler.handle(
-                placement.DECIDER, placement.STREAM, command, META, expected_version=generation
+                placement.DECIDER,
+                placement.STREAM,
+                command,
+                CONTROLLER,
+                expected_version=generation,
             )
         except VersionConflict:
             self.num_conflicts += 1

@@ -152,14 +152,9 @@ def _of_version(
     spec = known.versions.get(version) if known else None
     if known is None or spec is None or version in known.retired:
         raise _not_found(requested)
-    if not may_use(known, tenant_id):
+    if not known.access.allows(tenant_id):
         raise NoAccess(_not_found(requested).message)
     return Resolved(requested, "", "", name, version_id(name, version), spec)
-
-
-def may_use(known: Model, tenant_id: str) -> bool:
-    """Whether the model's access policy lets the tenant in."""
-    return known.access.public or tenant_id in known.access.tenants
 
 
 def _not_found(requested: str) -> ModelNotFound:

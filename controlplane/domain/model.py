@@ -32,6 +32,9 @@ class Access(msgspec.Struct, frozen=True):
     public: bool = True
     tenants: tuple[str, ...] = ()
 
+    def allows(self, tenant_id: str) -> bool:
+        return self.public or tenant_id in self.tenants
+
 
 OPEN_ACCESS = Access()
 

@@ -42,13 +42,18 @@ from controlplane.application.fleet import (
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ingest import DEFAULT_TIMINGS, Ingest, Timings
-from controlplane.application.ports import Clock, EventStore, Lease, RecordedEvent
+from controlplane.application.ports import (
+    CONTROLLER_LEASE,
+    Clock,
+    EventStore,
+    Lease,
+    RecordedEvent,
+)
 from controlplane.application.project import LogFollower
 from controlplane.application.publish import VERIFY_S, Publisher
 from controlplane.application.reconcile import Reconciler
 from controlplane.application.tasks import end_tasks
 
-LEASE = "controller"
 MAX_PLANS = 8  # in one round: evictions and joins settle in one or two
 
 T = TypeVar("T")
@@ -186,12 +191,12 @@ class Controller:
 
     def _acquire(self) -> Lease | None:
         return self._store.acquire_lease(
-            LEASE, self.settings.holder, self.settings.lease_s, self._clock.now()
+            CONTROLLER_LEASE, self.settings.holder, self.settings.lease_s, self._clock.now()
         )
 
     def _give_back(self) -> None:
         if self.lease is not None:
-            self._store.acquire_lease(LEASE, self.settings.holder, 0, self._clock.now())
+            self._store.acquire_lease(CONTROLLER_LEASE, self.settings.holder, 0, self._clock.now())
 
     def _step_down(self, why: str) -> None:
         if self.lease is not None:

@@ -59,4 +59,4 @@ def readiness() -> dict[str, bool]:
         lag = reading.head() - reading.position()
     except StoreUnavailable:
         return {"log": False, "read_model": False}
-    return {"log": True, "read_model": lag < 1000}
+    return {"log": True, "read_model": lag < reading.MAX_LAG_EVENTS}

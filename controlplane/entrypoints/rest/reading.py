@@ -27,6 +27,7 @@ from controlplane.adapters.ledger.batch import period_start
 from controlplane.adapters.ledger.models import InferenceRequest, Usage
 from controlplane.adapters.readmodel.models import Checkpoint
 from controlplane.adapters.readmodel.projector import Projector
+from controlplane.application.ports import CONTROLLER_LEASE
 from controlplane.domain import model as model_domain
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.model import VersionSpec
@@ -54,7 +55,7 @@ Page = tuple[int, list[Json]]
 WAIT_SECONDS = 2.0
 _PATIENCE_SECONDS = 0.15  # how long the controller has to project before this process does
 _POLL_SECONDS = 0.02
-CONTROLLER_LEASE = "controller"
+MAX_LAG_EVENTS = 1000  # beyond which the read model is too far behind to be called ready
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def status(now: float) -> Json:
         "gateway_url": settings.GATEWAY_URL,
         "version": installed_version("engine-controlplane"),
         "cluster_id": settings.CLUSTER_ID,
-        "ready": last - reached < 1000,
+        "ready": last - reached < MAX_LAG_EVENTS,
     }
 
 
@@ -257,7 +258,7 @@ def _model(source: Source, name: str, tenant_id: str | None) -> Model:
 
 
 def _may_use(row: Model, tenant_id: str | None) -> bool:
-    return tenant_id is None or row.access.public or tenant_id in row.access.tenants
+    return tenant_id is None or row.access.allows(tenant_id)
 
 
 def _versions_of(source: Source, name: str) -> list[Version]:
