@@ -23,7 +23,7 @@ from gpuagent.models.errors import LoadError as ModelError
 from gpuagent.wire.messages import ReplicaSpec, TokenizerBundle
 
 BLOCK_SIZE = 16
-KINDS = {"none": "float32", "fp32": "float32", "bf16": "bfloat16"}
+KINDS = {"none": "float32", "fp32": "float32", "bf16": "bfloat16", "int8": "float32"}
 
 
 def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> LoadedModel:
@@ -80,6 +80,7 @@ def _load(spec: ReplicaSpec, config: WorkerConfig, local: LocalModel, dtype: str
         max_model_len=max_model_len,
         device=device,
         policy=Policy(spec.policy),
+        quantization="int8" if spec.quantization == "int8" else "none",
     )
     stats = engine.stats()
     measured = _peak_bytes(device) - before
