@@ -118,7 +118,7 @@ template <class T>
 class Step {
   public:
     Step(const Model& model, const Workspace& space, const Batch& batch, Team& team)
-        : m(model), s(space), b(batch), team_(team), shares_(model.num_layers * 9 + 2),
+        : m(model), s(space), b(batch), team_(team), shares_((model.num_layers * 9 + 2) * team.size()),
           is_int8_(model.layers[0].qkv.scales != nullptr) {
         for (int64_t i = 0; i < b.num_spans; i++)
             for (int32_t first = 0; first < b.spans[i].count; first += QUERY_TOKENS)
@@ -131,7 +131,7 @@ class Step {
         int64_t phase = 0;
         Clock clock(s.seconds, thread == 0);
         auto each = [&](int64_t total, int64_t chunk, auto work, Part part = REST) {
-            shares_.take(phase++, total, chunk, work);
+            shares_.take(phase++ * team_.size(), total, chunk, work);
             team_.meet();
             clock.charge(part);
         };
@@ -210,17 +210,17 @@ class Step {
         quantise(values, count, s.quantised + at, s.scales + at / GROUP, s.starts + at / GROUP);
     }
 
-    // Few rows: a fixed share of the panels for each thread, so that what it fetches ahead is its
-    // own. Many rows: whoever is free, because then the products outweigh the reading.
+    // Each thread has a share of the panels, so that what it fetches ahead is its own, and helps the
+    // others when that is done: a thread that had to give its core away does not hold up the rest.
     void multiply(int thread, int64_t phase, const Linear& w, const float* x, Target out,
                   int64_t num) {
         Rows rows{x, s.quantised, s.scales, s.starts, num, w.inputs};
-        int64_t panels = w.panels(), size = team_.size();
-        if (rows.count <= 64) {
-            linear(w, rows, out, panels * thread / size, panels * (thread + 1) / size);
-        } else {
-            shares_.take(phase, panels, 2, [&](int64_t i, int64_t end) {
-                linear(w, rows, out, i, end);
+        const int64_t panels = w.panels(), size = team_.size();
+        for (int64_t i = 0; i < size; i++) {
+            const int64_t owner = (thread + i) % size;
+            const int64_t first = panels * owner / size, last = panels * (owner + 1) / size;
+            shares_.take(phase * size + owner, last - first, 1, [&](int64_t from, int64_t to) {
+                linear(w, rows, out, first + from, first + to, last);
             });
         }
         team_.meet();
@@ -361,7 +361,7 @@ void linear_run(Team* team, const Linear* w, const Workspace* space, const float
         Rows rows{x, space->quantised, space->scales, space->starts, num, w->inputs};
         int64_t panels = w->panels(), size = team->size();
         linear(*w, rows, {y, panels * PANEL, STORE}, panels * thread / size,
-               panels * (thread + 1) / size);
+               panels * (thread + 1) / size, panels);
     });
 }
 }

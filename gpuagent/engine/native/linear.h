@@ -173,13 +173,14 @@ static void tile(const Linear& w, int64_t panel, const Rows& x, int64_t row, int
 }
 
 // Panels [first, last) for all rows; panels below `limit` are worth fetching ahead.
-static void linear(const Linear& w, const Rows& x, const Target& out, int64_t first, int64_t last) {
+static void linear(const Linear& w, const Rows& x, const Target& out, int64_t first, int64_t last,
+                   int64_t limit) {
     const int64_t largest = w.scales ? 6 : 12;
     const int64_t tiles = (x.count + largest - 1) / largest;
     const int64_t bytes = w.inputs * PANEL * (w.scales ? 1 : 4);
     for (int64_t panel = first; panel < last; panel++) {
         const char* next = static_cast<const char*>(w.weight) + (panel + 1) * bytes;
-        const int64_t part = panel + 1 < last && tiles <= 32 ? bytes / tiles / 64 * 64 : 0;
+        const int64_t part = panel + 1 < limit && tiles <= 32 ? bytes / tiles / 64 * 64 : 0;
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = x.count * t / tiles, end = x.count * (t + 1) / tiles;
             tile<12>(w, panel, x, row, end - row, out, next + t * part, part);
