@@ -15,7 +15,14 @@ from django.db import connections
 from controlplane.adapters.eventstore.store import DjangoEventStore
 from controlplane.adapters.readmodel import models, projector
 from controlplane.adapters.readmodel.projector import CODECS, Projector
-from controlplane.application.ports import Append, EventMeta, EventStore, IntegrityError
+from controlplane.application.ports import (
+    Append,
+    Appended,
+    EventMeta,
+    EventStore,
+    IntegrityError,
+)
+from controlplane.application.sequencer import prepare
 from controlplane.projections.base import Row
 from controlplane.projections.fold import ALL, fold_rows, state_hash
 from tests.contracts.conftest import POSTGRES
@@ -46,8 +53,10 @@ def stores(request: pytest.FixtureRequest, database: Path) -> Iterator[Stores]:
 def store(stores: Stores) -> EventStore:
     """Holds one of every event and three hundred random ones."""
     store = stores.open()
-    for stream, event in (*every_sample(), *random_history(7, 300)):
-        store.append(Append(stream, None, [event], META))
+    history = (*every_sample(), *random_history(7, 300))
+    appends = [prepare(Append(stream, None, [event], META)) for stream, event in history]
+    outcomes = store._writer.write(lambda: appends)  # as one group: one commit, not hundreds
+    assert all(isinstance(outcome, Appended) for outcome in outcomes)
     return store
 
 
