@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.engine_speculation [--json FILE] [--repeats 3]
 
-The real SmolLM2-135M, greedy. Extraction: prompts that hold a text to be repeated, so that an
-n-gram lookup finds what comes next. Plain: random prompts, where it seldom does. The same
-requests with and without guesses, taking turns, alone and 16 at once, medians of the repeats;
+The real SmolLM2-135M. Extraction: prompts that hold a text to be repeated, greedy, so that an
+n-gram lookup finds what comes next. Plain: random prompts, sampled, where it seldom does. The
+same requests with and without guesses, taking turns, alone and 16 at once, medians of the repeats;
 the tokens are compared. Realtime: 16 slots full of batch-class work with a line behind it, and
 a realtime request every now and then; its time to the first token against a step's.
 """
@@ -63,9 +63,12 @@ def request(
     prompt: tuple[int, ...],
     num_tokens: int,
     latency_class: LatencyClass = LatencyClass.STANDARD,
+    temperature: float = 0.0,
 ) -> GenerationRequest:
-    """A greedy request of that many tokens."""
-    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    """A greedy or seeded request of that many tokens."""
+    sampling = SamplingParams(
+        max_tokens=num_tokens, temperature=temperature, seed=7, ignore_eos=True
+    )
     return GenerationRequest(name, prompt, sampling, latency_class)
 
 
@@ -86,7 +89,11 @@ def drain(engine: TorchEngine, requests: list[GenerationRequest]) -> tuple[float
 
 
 def speculation(
-    batch: int, repeats: int, make_prompts: Callable[[int], list[tuple[int, ...]]], label: str
+    batch: int,
+    repeats: int,
+    make_prompts: Callable[[int], list[tuple[int, ...]]],
+    label: str,
+    temperature: float,
 ) -> dict[str, float]:
     """Decoding time with guesses over without, for `batch` requests at once."""
     options: dict[str, Any] = {"max_num_seqs": 16}
@@ -100,7 +107,10 @@ def speculation(
         prompts = make_prompts(batch * (repeat + 1))[-batch:]
         found = {}
         for each in random.Random(repeat).sample(list(engines), 2):
-            requests = [request(f"{repeat}-{i}", p, NUM_TOKENS) for i, p in enumerate(prompts)]
+            requests = [
+                request(f"{repeat}-{i}", prompt, NUM_TOKENS, temperature=temperature)
+                for i, prompt in enumerate(prompts)
+            ]
             seconds, found[each] = drain(engines[each], requests)
             times[each].append(seconds)
         for name, tokens in found["off"].items():
@@ -161,8 +171,8 @@ def measure(repeats: int) -> dict[str, Any]:
     """Everything, as `--json` writes it."""
     figures = realtime(40)
     for batch in (1, 16):
-        figures |= speculation(batch, repeats, extraction_prompts, "extraction")
-        figures |= speculation(batch, repeats, plain_prompts, "plain")
+        figures |= speculation(batch, repeats, extraction_prompts, "extraction", 0.0)
+        figures |= speculation(batch, repeats, plain_prompts, "plain", 1.0)
     ratios = {name: value for name, value in figures.items() if name.endswith("_speed_up")}
     ratios["realtime_ttft_p99_over_batch_step"] = (
         figures["realtime_ttft_ms_p99"] / figures["batch_step_ms_p50"]
