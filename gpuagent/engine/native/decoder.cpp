@@ -1,7 +1,7 @@
 // One step of a Llama-type decoder over paged keys and values, in a single call.
 //
 // The caller (decoder.py) owns all memory; the structs here are mirrored there. Phases of a layer,
-// with a barrier after each:
+// each waiting for the one before:
 //
 //     norm -> qkv -> rotate, store keys and values -> attention -> output -> norm -> gate, up
 //     -> [int8: quantise] -> down
@@ -81,20 +81,33 @@ struct Item {
     int32_t head, first, count;
 };
 
-// Numbers handed out to whoever is free, a fresh counter for each phase.
+// Numbers handed out to whoever is free, with fresh counters for each phase. A phase has ended when
+// all its work is done, not when all threads have come by: one that had to give its core away in
+// between finds nothing left, and catches up without anybody having waited for it.
 class Shares {
   public:
-    explicit Shares(int64_t phases) : counters_(new Counter[phases]()) {}
+    explicit Shares(int64_t slots) : counters_(new Counter[slots]()) {}
+
+    // Take numbers below `total` from `slot`; what is done is counted in slot `done`.
     template <class Work>
-    void take(int64_t phase, int64_t total, int64_t chunk, const Work& work) {
-        auto& next = counters_[phase].next;
-        for (int64_t i; (i = next.fetch_add(chunk, std::memory_order_relaxed)) < total;)
-            work(i, std::min(total, i + chunk));
+    void take(int64_t slot, int64_t done, int64_t total, int64_t chunk, const Work& work) {
+        auto& next = counters_[slot].next;
+        for (int64_t i; (i = next.fetch_add(chunk, std::memory_order_relaxed)) < total;) {
+            const int64_t end = std::min(total, i + chunk);
+            work(i, end);
+            counters_[done].done.fetch_add(end - i, std::memory_order_acq_rel);
+        }
+    }
+
+    void wait(int64_t done, int64_t total) {
+        for (int spins = 0; counters_[done].done.load(std::memory_order_acquire) < total; spins++)
+            spins < MAX_SPINS ? relax() : void(sched_yield());
     }
 
   private:
     struct alignas(64) Counter {
         std::atomic<int64_t> next{0};
+        alignas(64) std::atomic<int64_t> done{0};
     };
     std::unique_ptr<Counter[]> counters_;
 };
@@ -131,8 +144,9 @@ class Step {
         int64_t phase = 0;
         Clock clock(s.seconds, thread == 0);
         auto each = [&](int64_t total, int64_t chunk, auto work, Part part = REST) {
-            shares_.take(phase++ * team_.size(), total, chunk, work);
-            team_.meet();
+            const int64_t slot = phase++ * team_.size();
+            shares_.take(slot, slot, total, chunk, work);
+            shares_.wait(slot, total);
             clock.charge(part);
         };
         auto product = [&](const Linear& w, const float* x, Target out) {
@@ -166,11 +180,11 @@ class Step {
     // Logits (num, vocabulary rounded up to PANEL) of some rows of the hidden states.
     void score(int thread, const float* hidden, int64_t num, float* logits) {
         Clock clock(s.seconds, thread == 0);
-        shares_.take(0, num, 1, [&](int64_t i, int64_t) {
+        shares_.take(0, 0, num, 1, [&](int64_t i, int64_t) {
             normalise(hidden + i * m.hidden, m.norm, m.hidden, m.eps, s.normed + i * m.hidden);
             if (m.head.scales) quantise_row(s.normed, m.hidden, i);
         });
-        team_.meet();
+        shares_.wait(0, num);
         multiply(thread, 1, m.head, s.normed, {logits, m.head.panels() * PANEL, STORE}, num);
         clock.charge(PRODUCTS);
     }
@@ -219,11 +233,12 @@ class Step {
         for (int64_t i = 0; i < size; i++) {
             const int64_t owner = (thread + i) % size;
             const int64_t first = panels * owner / size, last = panels * (owner + 1) / size;
-            shares_.take(phase * size + owner, last - first, 1, [&](int64_t from, int64_t to) {
+            auto some = [&](int64_t from, int64_t to) {
                 linear(w, rows, out, first + from, first + to, last);
-            });
+            };
+            shares_.take(phase * size + owner, phase * size, last - first, 1, some);
         }
-        team_.meet();
+        shares_.wait(phase * size, panels);
     }
 
     void keep(int64_t row, Cache<T> cache) {
@@ -351,7 +366,7 @@ void linear_run(Team* team, const Linear* w, const Workspace* space, const float
     Shares shares(1);
     team->run([&](int thread) {
         if (w->scales) {
-            shares.take(0, num, 1, [&](int64_t i, int64_t) {
+            shares.take(0, 0, num, 1, [&](int64_t i, int64_t) {
                 int64_t at = i * w->inputs;
                 quantise(x + at, w->inputs, space->quantised + at, space->scales + at / GROUP,
                          space->starts + at / GROUP);

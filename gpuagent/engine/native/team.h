@@ -2,8 +2,8 @@
 //
 // torch's own pool was rejected: a decode step has about 250 phases of 20 to 100 microseconds,
 // and leaving and entering a parallel region costs as much as the short ones. Here all threads
-// stay in the job and meet at a barrier, which spins (the wait is short) and yields after a while
-// (the processor may be shared).
+// stay in the job, and whoever waits spins (the wait is short) and yields after a while (the
+// processor may be shared).
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -18,6 +18,8 @@ static inline void relax() {
     __builtin_ia32_pause();
 #endif
 }
+
+constexpr int MAX_SPINS = 4000;
 
 class Team {
   public:
@@ -64,8 +66,6 @@ class Team {
     }
 
   private:
-    static constexpr int MAX_SPINS = 4000;
-
     void serve(int index) {
         unsigned long seen = 0;
         while (true) {
