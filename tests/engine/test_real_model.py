@@ -126,3 +126,11 @@ def test_preempted_again_and_again(prompts, expected, num_blocks, block_size, sw
     assert generate(engine, requests, joins_at_once=0.3) == expected
     assert engine.stats().num_preemptions > 1
     assert (engine.stats().num_swapped_out > 0) == (swap_bytes > 0)
+
+
+def test_guessing_ahead(prompts, expected):
+    """Lookup guesses, right and wrong, in batches that change, leave every token as it is."""
+    engine = TorchEngine.load(real_model().path, num_blocks=200, speculation="ngram")
+    requests = [ask(i, prompt) for i, prompt in enumerate(prompts)]
+    assert generate(engine, requests, joins_at_once=0.3) == expected
+    assert engine.stats().spec_decode_num_draft_tokens > 0
