@@ -21,6 +21,7 @@ from gpuagent.wire.codec import WireError
 
 PENDING_MESSAGES = 4096
 PENDING_BYTES = 16 * 1024 * 1024
+FLUSH_TIMEOUT_S = 5
 
 T = TypeVar("T")
 
@@ -33,13 +34,24 @@ class NodeSubscriber:
         self.rejected: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Subscribe, then read what was said before; raises BusUnavailable."""
+        """Subscribe, then read what was said before; raises BusUnavailable.
+
+        The server has the subscriptions when this returns, so that nothing said from then on is
+        missed.
+        """
         await self._subscribe(subjects.TELEMETRY_ALL, node_load, self._on_load)
         if self._on_report is not None:
             observed = f"$KV.{subjects.OBSERVED_BUCKET}.*"
             await self._subscribe(observed, node_report, self._on_report)
             self._bus.on_reconnect(self._read_again)
             await self.read_observed()
+        await self._settle()
+
+    async def _settle(self) -> None:
+        try:
+            await self._bus.require_connected().flush(FLUSH_TIMEOUT_S)
+        except (NatsError, TimeoutError) as error:
+            raise BusUnavailable(f"The bus does not answer: {error!r}") from error
 
     async def _subscribe(
         self, subject: str, parse: Callable[[bytes, str], T], deliver: Callable[[T], None]
