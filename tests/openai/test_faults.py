@@ -69,11 +69,14 @@ def rows_of(stack: Stack) -> list[dict[str, Any]]:
 
 
 def wait_for_both_nodes(stack: Stack) -> None:
-    """Until a burst is spread over both: one may be heard of seconds after the other."""
+    """Until a burst is spread over both: one may be heard of seconds after the other.
+
+    It is larger than one node's slots: a smaller one may all fit on the faster node.
+    """
 
     def spread() -> bool:
-        with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda _: streamed(stack, 2), range(4)))
+        with ThreadPoolExecutor(24) as pool:
+            answers = list(pool.map(lambda _: streamed(stack, 2), range(24)))
         return {answer.headers["x-engine-node"] for answer in answers} == {"n1", "n2"}
 
     until(spread)
@@ -106,8 +109,8 @@ def wait_for_tokens(stack: Stack, count: int) -> None:
 def test_a_lost_node_ends_its_streams_with_a_typed_error(broken: Stack) -> None:
     """Streams on the dead node end as engine_lost, those on the other go on; all are settled."""
     wait_for_both_nodes(broken)
-    pool, futures = in_background(broken, 8, 140)
-    wait_for_tokens(broken, 8)
+    pool, futures = in_background(broken, 24, 140)
+    wait_for_tokens(broken, 24)
     broken.agents["n2"].stop(signal.SIGKILL)
     answers = [future.result(60) for future in futures]
     pool.shutdown()
