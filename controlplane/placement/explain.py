@@ -47,6 +47,11 @@ def placed(
     return f"{version_id} goes to {where}: {compared}; {fit}; {spread}.{ruled_out}"
 
 
+def relieves(node_id: str, num_replicas: int) -> str:
+    """Why a replica more than wanted starts: appended to the sentence of its start."""
+    return f" It will take over from one of the {num_replicas} on {node_id}."
+
+
 def evicted(victim: str, winner: str, priority: str, winner_priority: str) -> str:
     return (
         f"{victim} ({priority}) makes room for {winner} ({winner_priority}), which fits nowhere "
@@ -61,9 +66,11 @@ def unplaced(
     replicas = "1 replica" if num_missing == 1 else f"{num_missing} replicas"
     if not rejections:
         return f"{replicas} of {version_id} cannot be placed: no node has joined."
+    failed = next((one.detail for one in rejections if one.code == "backoff"), "")
     return (
         f"{replicas} of {version_id} ({bytes_text(needed)} each) cannot be placed; of "
-        f"{len(rejections)} devices: {_counted(rejections)}."
+        f"{len(rejections)} devices: {_counted(rejections)}"
+        + (f"; it {failed.partition(';')[0]}." if failed else ".")
     )
 
 

@@ -11,9 +11,17 @@ Worked example: two devices of 10 GB, n1 holds best-effort b (6), n2 holds norma
                             stop b (evicted), start a on n1/0
     b (6) is missing now    4 GB free on n2, 2 GB on n1: unplaced, insufficient_memory
 
-Kept replicas never move: planning again from the outcome changes nothing. Rejected for this step:
-an integer program over the whole fleet, whose optimum moves running replicas for small gains and
-changes with every input.
+Kept replicas do not move, with one exception: of replicas that crowd on one node while another has
+room, one is started there, and the crowded one stops when that is ready (``reconcile``). So a fleet
+spreads again after a drain or an outage, one replica of a version at a time. Two replicas of a, n2
+comes back empty::
+
+    a.0 ready on n1/0, a.1 ready on n1/1          start a.2 on n2/0
+    a.2 ready                                     stop a.1 (surplus)
+
+Otherwise planning again from the outcome changes nothing. Rejected for this step: an integer
+program over the whole fleet, whose optimum moves running replicas for small gains and changes with
+every input.
 """
 
 import heapq
@@ -38,9 +46,9 @@ from controlplane.placement.feasible import (
     rejection,
     shard_bytes,
 )
-from controlplane.placement.reconcile import difference, over_capacity
+from controlplane.placement.reconcile import Difference, difference, over_capacity
 from controlplane.placement.score import candidate, score
-from controlplane.placement.snapshot import FleetSnapshot, VersionView
+from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 
 HELPFUL_CODES = (
     "backoff",
@@ -112,6 +120,8 @@ def plan(snapshot: FleetSnapshot, generation: int) -> PlacementPlan:
     _fit_shrunken(draft, {view.assignment.replica_id for view in found.kept})
     while draft.queue:
         _place(draft, draft.queue.pop())
+    for version_id, views in _settled(found, draft):
+        _spread(draft, versions[version_id], views)
     unplaced = tuple(_unplaced(draft, versions[name]) for name in sorted(draft.gaps))
     return PlacementPlan(tuple(draft.started.values()), tuple(draft.stopped), unplaced)
 
@@ -149,6 +159,7 @@ def _start(
     version: VersionView,
     candidates: list[Candidate],
     rejections: list[Rejection],
+    remark: str = "",
 ) -> None:
     best = candidates[0]
     num_candidates = len(draft.fleet.slots) - len(rejections)
@@ -164,7 +175,7 @@ def _start(
     draft.fleet.add(Resident(assignment, version))
     draft.started[assignment.replica_id] = Started(
         assignment,
-        explain.placed(version.version_id, best, num_candidates, rejections),
+        explain.placed(version.version_id, best, num_candidates, rejections) + remark,
         tuple(candidates),
         tuple(rejections),
     )
@@ -185,6 +196,37 @@ def _main_code(rejections: list[Rejection]) -> str:
         if code in codes:
             return code
     return "no_ready_node" if codes else "no_device"
+
+
+# --- spreading --------------------------------------------------------------------------------
+def _settled(found: Difference, draft: _Draft) -> list[tuple[str, list[AssignedView]]]:
+    """The versions of several replicas, all ready, for which nothing else is under way."""
+    busy = {one.assignment.version_id for one in (*found.leaving, *draft.started.values())}
+    busy |= set(draft.gaps)
+    by_version: dict[str, list[AssignedView]] = {}
+    for view in found.kept:
+        by_version.setdefault(view.assignment.version_id, []).append(view)
+    return [
+        (version_id, views)
+        for version_id, views in by_version.items()
+        if len(views) > 1
+        and version_id not in busy
+        and all(view.state == "ready" for view in views)
+    ]
+
+
+def _spread(draft: _Draft, version: VersionView, views: list[AssignedView]) -> None:
+    """Start one more on a node with at least two fewer of them than the fullest; evict nobody."""
+    node_id, number = Counter(view.assignment.node_id for view in views).most_common(1)[0]
+    if number < 2:
+        return
+    candidates, rejections = _survey(draft.fleet, version)
+    if candidates and _on_node(draft.fleet, candidates[0], version) <= number - 2:
+        _start(draft, version, candidates, rejections, explain.relieves(node_id, number))
+
+
+def _on_node(fleet: Fleet, place: Candidate, version: VersionView) -> int:
+    return fleet.num_on_node.get((place.node_id, version.version_id), 0)
 
 
 # --- eviction ---------------------------------------------------------------------------------

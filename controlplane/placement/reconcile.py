@@ -9,6 +9,9 @@ replicas of a are wanted and n1, which holds a.0, is draining::
     a.2 started on n3, loading                    keep a.1 a.2, a.0 is leaving, 0 missing
     a.2 ready                                     keep a.1 a.2, stop a.0 (node_draining)
 
+A replica too many goes from the node that holds most of them. If what is kept instead is not ready
+yet, it is leaving too: that is how ``plan`` spreads replicas again after a node came back.
+
 A worker that died is its agent's business first: the agent starts it again within a second, waiting
 longer each time. Only when that has failed ``LOCAL_RETRIES`` times in a row does the replica move.
 """
@@ -95,14 +98,17 @@ def _count(
     """Sort the version's replicas into kept, leaving and surplus, and count what is missing."""
     leaving = [view for view in views if nodes[view.assignment.node_id].draining]
     staying = [view for view in views if not nodes[view.assignment.node_id].draining]
-    staying = _best_first(staying)
+    staying = _best_spread_first(staying)
     kept, surplus = staying[: version.num_replicas], staying[version.num_replicas :]
     found.kept += kept
-    for view in surplus:
-        reason = f"{version.version_id} should have {version.num_replicas} replicas."
-        found.stopped.append(Stopped(view.assignment, "surplus", reason))
     found.missing[version.version_id] = version.num_replicas - len(kept)
     num_ready = sum(view.state == "ready" for view in kept)
+    for view in surplus:
+        if view.state == "ready" and num_ready < len(kept):
+            found.leaving.append(view)
+        else:
+            reason = f"{version.version_id} should have {version.num_replicas} replicas."
+            found.stopped.append(Stopped(view.assignment, "surplus", reason))
     for view in leaving:
         if num_ready >= version.num_replicas:
             reason = f"Node {view.assignment.node_id} is draining, its replacement is ready."
@@ -111,8 +117,8 @@ def _count(
             found.leaving.append(view)
 
 
-def _best_first(views: list[AssignedView]) -> list[AssignedView]:
-    """Ready ones first, then those that are alone on their node, then by id."""
+def _best_spread_first(views: list[AssignedView]) -> list[AssignedView]:
+    """The first of each node before any second one; among these the ready ones, then by id."""
     views = sorted(views, key=lambda view: (view.state != "ready", view.assignment.replica_id))
     num_before: dict[str, int] = defaultdict(int)
     order = {}
@@ -120,7 +126,7 @@ def _best_first(views: list[AssignedView]) -> list[AssignedView]:
         order[view.assignment.replica_id] = num_before[view.assignment.node_id]
         num_before[view.assignment.node_id] += 1
     return sorted(
-        views, key=lambda view: (view.state != "ready", order[view.assignment.replica_id])
+        views, key=lambda view: (order[view.assignment.replica_id], view.state != "ready")
     )
 
 

@@ -121,6 +121,35 @@ def test_a_draining_node_is_left_when_the_replacement_is_ready() -> None:
     assert not alone.stopped and alone.unplaced[0].code == "no_ready_node"
 
 
+def test_replicas_spread_again_when_a_node_is_back() -> None:
+    """Start on the empty node, stop the crowded one once that is ready, then rest."""
+    snapshot = fleet(
+        [node("n1", 24, 24), node("n2", 24)],
+        [version("a", 3, replicas=2)],
+        [assigned("a", "n1", 0, 3, 0), assigned("a", "n1", 1, 3, 1)],
+    )
+    made = plan(snapshot, 2)
+    assert places(made) == {"a.v1.g2.0": "n2/0"} and not made.stopped
+    reason = made.started[0].reason
+    assert reason.endswith(" It will take over from one of the 2 on n1.")
+    loading = plan(after(snapshot, made, "loading"), 3)
+    assert not loading.started and not loading.stopped
+    ready = after(snapshot, made, "ready")
+    spread = plan(ready, 3)
+    assert not spread.started and codes(spread) == {"a.v1.g1.1": "surplus"}
+    assert plan(after(ready, spread), 4) == PlacementPlan()
+
+
+def test_spreading_evicts_nobody_and_waits_for_what_is_loading() -> None:
+    crowd = [assigned("a", "n1", 0, 3, 0), assigned("a", "n1", 1, 3, 1)]
+    nodes, versions = [node("n1", 24, 24), node("n2", 4)], [version("a", 3, replicas=2)]
+    least = version("b", 3, priority="best-effort")
+    full = fleet(nodes, [*versions, least], [*crowd, assigned("b", "n2", 0, 3)])
+    assert plan(full, 2) == PlacementPlan()
+    loading = fleet(nodes, versions, [crowd[0], assigned("a", "n1", 1, 3, 1, state="loading")])
+    assert plan(loading, 2) == PlacementPlan()
+
+
 def test_retired_and_surplus_replicas_stop() -> None:
     """Surplus goes from the node that has two first."""
     made = plan(
@@ -147,7 +176,9 @@ def test_a_failed_version_waits_longer_each_time(count: int, seconds: float) -> 
     def at(now: float) -> PlacementPlan:
         return plan(fleet([node("n1", 10)], [version("a", 3)], [], [failure], now), 2)
 
-    assert at(1000 + seconds - 1).unplaced[0].code == "backoff"
+    waiting = at(1000 + seconds - 1).unplaced[0]
+    assert waiting.code == "backoff"
+    assert waiting.reason.endswith(f"; it failed {count} times there, last with oom.")
     assert len(at(1000 + seconds).started) == 1
 
 

@@ -1,6 +1,7 @@
 """What is true of every plan for every fleet."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 from hypothesis import given, settings
 
@@ -10,7 +11,7 @@ from controlplane.placement.plan import PlacementPlan, plan
 from controlplane.placement.snapshot import FleetSnapshot, NodeView, VersionView
 from tests.placement.fleets import after, snapshots
 
-random_fleets = settings(max_examples=100, deadline=None)
+random_fleets = settings(max_examples=200, deadline=None)
 
 
 def spans(snapshot: FleetSnapshot, placed: Assignment) -> list[tuple[tuple[str, int], int]]:
@@ -27,6 +28,20 @@ def used(snapshot: FleetSnapshot) -> Counter[tuple[str, int]]:
         for place, share in spans(snapshot, view.assignment):
             total[place] += share
     return total
+
+
+def num_beyond(snapshot: FleetSnapshot, made: PlacementPlan) -> Counter[str]:
+    """Replicas more than wanted that a plan may leave, by version: the ready ones that stay until
+    a better spread one has loaded."""
+    nodes = nodes_by_id(snapshot)
+    done = after(snapshot, made, "loading")
+    staying = [v for v in done.assigned if not nodes[v.assignment.node_id].draining]
+    num_ready = Counter(v.assignment.version_id for v in staying if v.state == "ready")
+    num_all = Counter(v.assignment.version_id for v in staying)
+    for version in snapshot.versions:
+        name, wanted = version.version_id, version.num_replicas
+        num_all[name] = max(0, num_all[name] - wanted) if num_ready[name] <= wanted else 0
+    return num_all
 
 
 def nodes_by_id(snapshot: FleetSnapshot) -> dict[str, NodeView]:
@@ -50,8 +65,8 @@ def test_no_device_holds_more_than_it_has(snapshot: FleetSnapshot) -> None:
 @random_fleets
 @given(snapshots())
 def test_only_living_versions_run_and_never_too_many(snapshot: FleetSnapshot) -> None:
-    """No replica of an unknown (retired) version, none on a lost node, none beyond the count;
-    started ones stand on nodes that are ready and not draining."""
+    """No replica of an unknown (retired) version, none on a lost node, none beyond the count but
+    for one that will relieve a crowd; started ones stand on nodes that are ready, not draining."""
     made = plan(snapshot, 2)
     done = after(snapshot, made)
     wanted = {version.version_id: version.num_replicas for version in snapshot.versions}
@@ -62,7 +77,8 @@ def test_only_living_versions_run_and_never_too_many(snapshot: FleetSnapshot) ->
         if not nodes[view.assignment.node_id].draining
     )
     assert all(view.assignment.version_id in wanted for view in done.assigned)
-    assert all(number <= wanted[version_id] for version_id, number in staying.items())
+    beyond = num_beyond(snapshot, made)
+    assert all(number <= wanted[name] + beyond[name] for name, number in staying.items())
     assert all(nodes[view.assignment.node_id].status != "lost" for view in done.assigned)
     for start in made.started:
         node = nodes[start.assignment.node_id]
@@ -74,6 +90,7 @@ def test_only_living_versions_run_and_never_too_many(snapshot: FleetSnapshot) ->
 def test_what_is_missing_is_accounted_for(snapshot: FleetSnapshot) -> None:
     """Wanted = running (not leaving) + unplaced, for every version."""
     made = plan(snapshot, 2)
+    beyond = num_beyond(snapshot, made)
     nodes = nodes_by_id(snapshot)
     running = Counter(
         view.assignment.version_id
@@ -83,7 +100,7 @@ def test_what_is_missing_is_accounted_for(snapshot: FleetSnapshot) -> None:
     gaps = {gap.version_id: gap.num_missing for gap in made.unplaced}
     for version in snapshot.versions:
         name = version.version_id
-        assert running[name] + gaps.get(name, 0) == version.num_replicas
+        assert running[name] + gaps.get(name, 0) == version.num_replicas + beyond[name]
 
 
 @random_fleets
@@ -98,8 +115,37 @@ def test_planning_again_changes_nothing(snapshot: FleetSnapshot) -> None:
         (g.version_id, g.num_missing, g.code) for g in made.unplaced
     ]
     ready = plan(after(snapshot, made, "ready"), 3)
-    assert ready.started == ()
-    assert {stop.code for stop in ready.stopped} <= {"node_draining"}
+    assert {stop.code for stop in ready.stopped} <= {"node_draining", "surplus"}
+    assert all("It will take over from" in start.reason for start in ready.started)
+
+
+@random_fleets
+@given(snapshots())
+def test_spreading_ends_and_never_takes_the_last_ready_one(snapshot: FleetSnapshot) -> None:
+    """Planned again and again, the fleet comes to rest; on the way no version with all its
+    replicas ready falls below its count."""
+    wanted = {version.version_id: version.num_replicas for version in snapshot.versions}
+    state = after(snapshot, plan(snapshot, 2), "ready")
+    for generation in range(3, 40):
+        before = num_ready(state)
+        made = plan(state, generation)
+        if not made.started and not made.stopped:
+            return
+        state = after(state, made, "loading")
+        for name, number in num_ready(state).items():
+            assert number >= min(before[name], wanted[name])
+        state = after(state, plan(state, generation), "ready")
+        state = replace(state, assigned=tuple(replace(v, state="ready") for v in state.assigned))
+    raise AssertionError("the plan never comes to rest")
+
+
+def num_ready(snapshot: FleetSnapshot) -> Counter[str]:
+    nodes = nodes_by_id(snapshot)
+    return Counter(
+        view.assignment.version_id
+        for view in snapshot.assigned
+        if view.state == "ready" and not nodes[view.assignment.node_id].draining
+    )
 
 
 @random_fleets
