@@ -6,8 +6,8 @@ from controlplane.entrypoints.rest import health, spa
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/v1/", include("controlplane.entrypoints.rest.urls")),
-    path("api/schema", health.Schema.as_view(), name="schema"),
-    path("api/docs", health.Docs.as_view(url_name="schema"), name="docs"),
+    re_path("^api/schema/?$", health.Schema.as_view(), name="schema"),
+    re_path("^api/docs/?$", health.Docs.as_view(url_name="schema"), name="docs"),
     path("livez", health.livez),
     path("readyz", health.readyz),
     path("metrics", health.Metrics.as_view()),

@@ -201,8 +201,8 @@ def _main_code(rejections: list[Rejection]) -> str:
 # --- spreading --------------------------------------------------------------------------------
 def _settled(found: Difference, draft: _Draft) -> list[tuple[str, list[AssignedView]]]:
     """The versions of several replicas, all ready, for which nothing else is under way."""
-    busy = {one.assignment.version_id for one in (*found.leaving, *draft.started.values())}
-    busy |= set(draft.gaps)
+    busy = {start.assignment.version_id for start in draft.started.values()} | set(draft.gaps)
+    busy |= {view.assignment.version_id for view in found.leaving}
     by_version: dict[str, list[AssignedView]] = {}
     for view in found.kept:
         by_version.setdefault(view.assignment.version_id, []).append(view)

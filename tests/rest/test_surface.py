@@ -29,7 +29,7 @@ def test_the_description_in_the_repository_is_the_codes_own(tmp_path: Path) -> N
 
 
 def test_the_schema_and_its_page_are_served_to_those_who_may_look(admin: Api) -> None:
-    for path in ("/api/schema", "/api/docs"):
+    for path in ("/api/schema", "/api/docs", "/api/docs/"):
         refused = Client().get(path)
         assert refused.status_code == 401 and refused.json()["code"] == "not_authenticated"
     assert admin.client.get("/api/schema").status_code == 200

@@ -11,6 +11,7 @@ from django.conf import settings
 
 from controlplane import bootstrap
 from controlplane.application.limits import parse_limits
+from controlplane.entrypoints.logs import configure_logs
 from controlplane.entrypoints.openai.gateway import Gateway, GatewaySettings
 from controlplane.entrypoints.openai.server import GatewayServer, listen, make_server
 
@@ -21,7 +22,7 @@ log = structlog.get_logger("gateway")
 
 def run(host: str, port: int, port_file: Path | None) -> None:
     """Serve until SIGTERM or SIGINT."""
-    _configure_logs()
+    configure_logs()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(host, port, port_file))
@@ -62,22 +63,4 @@ def _settings() -> GatewaySettings:
         jwt_issuers=env.jwt_issuers,
         secret=settings.SECRET_KEY.encode(),
         tiers=parse_limits(env.tier_limits),
-    )
-
-
-def _configure_logs() -> None:
-    """One JSON object a line, or colours on a terminal."""
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer()
-        if sys.stderr.isatty()
-        else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

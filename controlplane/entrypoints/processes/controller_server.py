@@ -7,13 +7,13 @@ import structlog
 from django.db import connections
 
 from controlplane import bootstrap
+from controlplane.entrypoints.logs import configure_logs
 from controlplane.entrypoints.processes.controller import (
     Controller,
     ControllerSettings,
     stop_on_signals,
 )
 from controlplane.entrypoints.processes.controller_metrics import CONTENT_TYPE, ControllerMetrics
-from controlplane.entrypoints.processes.logs import configure_logs
 from controlplane.entrypoints.processes.probes import Probes, json_page
 
 log = structlog.get_logger("controller")

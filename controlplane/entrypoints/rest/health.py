@@ -17,7 +17,7 @@ from controlplane.application.ports import StoreUnavailable
 from controlplane.entrypoints.rest import reading
 
 _HEAD = Gauge("engine_log_head", "Position of the last event in the log.")
-_LAG = Gauge("engine_projection_lag_events", "Events that the read model is behind the log.")
+_LAG = Gauge("engine_projection_lag_events", "Events not projected yet.", ["projection"])
 
 
 class Schema(SpectacularAPIView):
@@ -37,7 +37,7 @@ class Metrics(APIView):
     def get(self, request: Request) -> HttpResponse:
         head = reading.head()
         _HEAD.set(head)
-        _LAG.set(max(0, head - reading.position()))
+        _LAG.labels("readmodel").set(max(0, head - reading.position()))
         return HttpResponse(generate_latest(), content_type=CONTENT_TYPE_LATEST)
 
 

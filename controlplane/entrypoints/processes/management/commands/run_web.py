@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.module_loading import import_string
 
 from controlplane.entrypoints.live.hub import process_hub
-from controlplane.entrypoints.processes.logs import configure_logs
+from controlplane.entrypoints.logs import configure_logs
 
 
 class Command(BaseCommand):
