@@ -10,11 +10,12 @@ out is removed. A worked example::
         gpu_memory: 1.5GiB            # or bytes
         replicas: {min: 1, max: 2}    # or min_replicas, max_replicas
         aliases: [small]              # if given, exactly these
+        price: {input: "0.15", output: "0.60"}    # per million tokens, as texts
     routes:
       - name: chat
         arms: [{name: a, version_id: smollm2@v1, weight: 1}]
 
-    first apply:   RegisterModel, AddVersion, AddAlias, CreateRoute
+    first apply:   RegisterModel, AddVersion, SetModelPrice, AddAlias, CreateRoute
     again:         no event
     max: 3 now:    ScaleVersion
     other source:  Conflict version_exists: a version is immutable, add a new one
@@ -30,10 +31,11 @@ from typing import Any
 import msgspec
 import yaml
 
-from controlplane.domain import model, route
+from controlplane.domain import model, money, route
 from controlplane.domain.decider import Command, Decider, Event, fold
 from controlplane.domain.errors import Invalid
 from controlplane.domain.model import Access, AddVersion, Colocation, Model, VersionSpec
+from controlplane.domain.money import Price
 
 MAX_DEPTH = 64
 _TOO_DEEP = f"At most {MAX_DEPTH} levels of nesting."
@@ -64,6 +66,12 @@ class _Arm(route.Arm, frozen=True, forbid_unknown_fields=True):
     pass
 
 
+class PriceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    input: str
+    output: str
+    cached_input: str | None = None
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One version of one model, as a person writes it."""
 
@@ -89,6 +97,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     default: bool = False
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None
+    price: PriceEntry | None = None
 
 
 class RouteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -234,6 +243,10 @@ def _model_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[Com
         yield model.ScaleVersion(name, spec.version, spec.min_replicas, spec.max_replicas, now)
     else:
         yield AddVersion(name, spec, now)
+    if entry.price is not None:
+        line = entry.price
+        price = money.parse_prices(line.input, line.cached_input, line.output)
+        yield model.SetModelPrice(name, spec.version, price, now)
     if entry.default:
         yield model.SetDefaultVersion(name, spec.version, now)
     if entry.aliases is not None:
@@ -283,6 +296,7 @@ def _exported(name: str, state: Model) -> list[dict[str, Any]]:
     """One entry per version that is not retired; what belongs to the model stands on the last."""
     entries = [
         _version_entry(name, spec, default=spec.version == state.default)
+        | _price_entry(model.price_of(state, version))
         for version, spec in state.versions.items()
         if version not in state.retired
     ]
@@ -305,3 +319,8 @@ def _version_entry(name: str, spec: VersionSpec, default: bool) -> dict[str, Any
     }
     scale = {"replicas": {"min": spec.min_replicas, "max": spec.max_replicas}}
     return {"name": name, **fields, **scale, **({"default": True} if default else {})}
+
+
+def _price_entry(price: Price) -> dict[str, Any]:
+    """Left out where it is nothing, as the fields that have their defaults are."""
+    return {} if price == money.FREE else {"price": money.price_texts(price)}

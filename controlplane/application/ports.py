@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from controlplane.domain.decider import Event
+from controlplane.domain.money import Price
 
 
 class Clock(Protocol):
@@ -173,7 +174,10 @@ class IntegrityError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """Written, with its reservation, before anything is sent to a node. Tokens are counts."""
+    """Written, with its reservation, before anything is sent to a node. Tokens are counts.
+
+    ``price`` is the one in effect now: what the request used is charged at it whenever it ends.
+    """
 
     request_id: str
     tenant_id: str
@@ -188,6 +192,7 @@ class Intent:
     max_output_tokens: int
     budget_tokens: int | None
     budget_period: str
+    price: Price
     at: float
     gateway: str
 

@@ -34,6 +34,7 @@ from controlplane.application.ports import (
     Terminal,
 )
 from controlplane.application.settle import Settler
+from controlplane.domain.money import Price
 
 MAX_ATTEMPTS = 3
 CANCEL_WAIT_S = 2.0
@@ -178,6 +179,7 @@ class Job:
     latency_class: str
     budget_tokens: int | None
     budget_period: str
+    price: Price
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int
     max_tokens: tuple[int, ...]
@@ -568,6 +570,7 @@ def _intent_of(job: Job, gateway: str, at: float) -> Intent:
         max_output_tokens=job.max_output_tokens,
         budget_tokens=job.budget_tokens,
         budget_period=job.budget_period,
+        price=job.price,
         at=at,
         gateway=gateway,
     )
@@ -587,7 +590,7 @@ def _terminal_of(call: Call, at: float, now: float) -> Terminal:
         node_id=first.target.node_id if first.target else "",
         replica_id=first.target.replica_id if first.target else "",
         num_prompt_tokens=job.num_prompt_tokens if produced or outcome == "ok" else 0,
-        num_cached_tokens=sum(part.num_cached_tokens for part in parts),
+        num_cached_tokens=_num_cached_tokens(call),
         num_output_tokens=produced,
         ttft_ms=(call.first_at - job.began) * 1000 if call.first_at is not None else None,
         queue_ms=min(queue) if queue else None,
@@ -601,6 +604,11 @@ def _outcome(call: Call) -> str:
     if call.error is not None and call.error.code not in _LEFT:
         return "error"
     return "cancelled" if call.client_gone or call.error is not None else "ok"
+
+
+def _num_cached_tokens(call: Call) -> int:
+    """Of each prompt once, as prompts are counted: other choices find all of it cached."""
+    return sum(part.num_cached_tokens for part in call.parts[:: call.job.num_choices])
 
 
 def _num_output_tokens(parts: Iterable[Part]) -> int:

@@ -40,6 +40,9 @@ class Environment(BaseSettings):
         default=0, description="The controller's /metrics and /readyz; 0: free port."
     )
     cluster_id: str = Field(default="engine", description="Names this installation to its agents.")
+    currency: str = Field(
+        default="USD", description="What prices and amounts are called; nothing is converted."
+    )
     tier_limits: str = Field(
         default="",
         description="JSON by tier: requests_per_minute, tokens_per_minute, max_open.",

@@ -112,6 +112,7 @@ OPERATOR_TENANT = ENV.operator_tenant
 GATEWAY_URL = ENV.public_gateway_url()
 WEB_HOST, WEB_PORT = ENV.web_host, ENV.web_port
 CLUSTER_ID = ENV.cluster_id
+CURRENCY = ENV.currency
 NATS_URL = ENV.nats_url
 NATS_CREDS = ENV.nats_creds
 FRONTEND_DIR = (ENV.frontend_dir or BASE_DIR / "frontend" / "dist").resolve()

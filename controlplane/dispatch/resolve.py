@@ -29,6 +29,7 @@ from controlplane.domain import model, route
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import VersionId, version_id
 from controlplane.domain.model import Model, ModelAliasAdded, ModelAliasRemoved, VersionSpec
+from controlplane.domain.money import Price
 from controlplane.domain.route import Arm, Route
 
 
@@ -61,6 +62,11 @@ class Catalog:
         name, _, version = wanted.partition("@")
         known = self.models.get(name)
         return known.versions.get(version) if known else None
+
+    def price(self, wanted: VersionId) -> Price:
+        """What a request admitted now for this version costs."""
+        name, _, version = wanted.partition("@")
+        return model.price_of(self.models.get(name, Model()), version)
 
 
 class Resolved(msgspec.Struct, frozen=True):

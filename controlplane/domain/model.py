@@ -11,6 +11,7 @@ import msgspec
 from controlplane.domain.decider import Command, Decider, Event
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import checked_name
+from controlplane.domain.money import FREE, Price, check_price
 
 QUANTIZATIONS = ("none", "bf16", "int8", "awq-int4")
 PRIORITIES = ("high", "normal", "best-effort")
@@ -115,6 +116,15 @@ class ModelAccessChanged(Event, frozen=True, tag_field="type", tag="ModelAccessC
     at: float
 
 
+class ModelPriceSet(Event, frozen=True, tag_field="type", tag="ModelPriceSet"):
+    """Of requests admitted from now on; those that run end at the price they began under."""
+
+    name: str
+    version: str
+    price: Price
+    at: float
+
+
 ModelEvent = (
     ModelRegistered
     | ModelVersionAdded
@@ -124,6 +134,7 @@ ModelEvent = (
     | ModelAliasAdded
     | ModelAliasRemoved
     | ModelAccessChanged
+    | ModelPriceSet
 )
 
 
@@ -136,6 +147,7 @@ class Model:
     default: str = ""
     aliases: frozenset[str] = frozenset()
     access: Access = OPEN_ACCESS
+    prices: dict[str, Price] = field(default_factory=dict)
 
 
 def evolve(model: Model, event: ModelEvent) -> Model:
@@ -159,6 +171,8 @@ def evolve(model: Model, event: ModelEvent) -> Model:
             return replace(model, aliases=model.aliases - {alias})
         case ModelAccessChanged(access=access):
             return replace(model, access=access)
+        case ModelPriceSet(version=version, price=price):
+            return replace(model, prices={**model.prices, version: price})
     return model
 
 
@@ -212,6 +226,13 @@ class ChangeAccess(Command, frozen=True):
     now: float
 
 
+class SetModelPrice(Command, frozen=True):
+    name: str
+    version: str
+    price: Price
+    now: float
+
+
 ModelCommand = (
     RegisterModel
     | AddVersion
@@ -221,6 +242,7 @@ ModelCommand = (
     | AddAlias
     | RemoveAlias
     | ChangeAccess
+    | SetModelPrice
 )
 
 
@@ -249,6 +271,8 @@ def decide(model: Model, command: ModelCommand) -> list[Event]:
             return [ModelAliasRemoved(name, alias, now)] if alias in model.aliases else []
         case ChangeAccess(name, access, now):
             return [] if model.access == access else [ModelAccessChanged(name, access, now)]
+        case SetModelPrice():
+            return _set_price(model, command)
     raise AssertionError(command)
 
 
@@ -261,6 +285,19 @@ def default_version(model: Model) -> str | None:
         return model.default
     live = [version for version in model.versions if version not in model.retired]
     return live[0] if live else None
+
+
+def price_of(model: Model, version: str) -> Price:
+    """What the version costs now; one that was never given a price costs nothing."""
+    return model.prices.get(version, FREE)
+
+
+def _set_price(model: Model, command: SetModelPrice) -> list[Event]:
+    _require_live(model, command.version)
+    check_price(command.price)
+    if price_of(model, command.version) == command.price:
+        return []
+    return [ModelPriceSet(command.name, command.version, command.price, command.now)]
 
 
 def _add_version(model: Model, name: str, spec: VersionSpec, now: float) -> list[Event]:

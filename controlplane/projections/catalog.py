@@ -7,6 +7,7 @@ from msgspec.structs import asdict, replace
 from controlplane.domain import model as domain
 from controlplane.domain.ids import version_id
 from controlplane.domain.model import Access, Colocation, VersionSpec
+from controlplane.domain.money import FREE, Price
 from controlplane.projections.base import Projection, Recorded, Row, Rows
 
 NOT_PLANNED = "No plan has been made for it yet."
@@ -26,7 +27,8 @@ class Model(Row, frozen=True):
 
 
 class Version(Row, frozen=True, kw_only=True):
-    """The fields of ``VersionSpec``, and the version's standing. ``added_at_position`` orders."""
+    """The fields of ``VersionSpec``, what it costs now, and the version's standing.
+    ``added_at_position`` orders."""
 
     indexed: ClassVar = ("model",)
 
@@ -51,6 +53,7 @@ class Version(Row, frozen=True, kw_only=True):
     draft_model: str
     created_at: float
     added_at_position: int
+    price: Price = FREE
     retired: bool = False
     status: str = "unplaced"
     ready_replicas: int = 0
@@ -147,9 +150,14 @@ def _access_changed(rows: Rows, event: domain.ModelAccessChanged, recorded: Reco
     _change(rows, event.name, recorded, access=event.access)
 
 
+def _price_set(rows: Rows, event: domain.ModelPriceSet, recorded: Recorded) -> None:
+    _change_version(rows, event.name, event.version, price=event.price)
+    _change(rows, event.name, recorded)
+
+
 PROJECTION = Projection(
     "catalog",
-    2,
+    3,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,
@@ -160,5 +168,6 @@ PROJECTION = Projection(
         domain.ModelAliasAdded: _alias_added,
         domain.ModelAliasRemoved: _alias_removed,
         domain.ModelAccessChanged: _access_changed,
+        domain.ModelPriceSet: _price_set,
     },
 )

@@ -61,6 +61,21 @@ test("scaling sends the version's new bounds with the model's ETag", async () =>
   expect(call?.body).toEqual({ min_replicas: 3, max_replicas: 3 });
 });
 
+test("a price goes out as the text that was typed", async () => {
+  const { backend } = await open("/models/smollm2?version=v1");
+  await dialog("smollm2@v1");
+  await screen.findByText("0.15 prompt · 0.075 cached · 0.6 output");
+  press("Set price");
+  const box = await dialog("Price of smollm2@v1");
+  type(/^Output/, "0.700001", box);
+  press("Set price", box);
+  await screen.findByText("0.15 prompt · 0.075 cached · 0.700001 output");
+  const call = backend.calls.findLast((each) => each.method === "PUT");
+  expect(call?.path).toBe("/api/v1/models/smollm2/versions/v1/price/");
+  expect(call?.headers["if-match"]).toBe('"1"');
+  expect(call?.body).toEqual({ input: "0.15", cached_input: "0.075", output: "0.700001" });
+});
+
 test("an edit that somebody overtook overwrites nothing and says so", async () => {
   const { backend } = await open("/models/smollm2?version=v2");
   await dialog("smollm2@v2");

@@ -19,10 +19,13 @@ from controlplane.adapters.ledger.batch import period_start
 from controlplane.adapters.ledger.reaper import Reaper
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.application.ports import AuditUnavailable, BudgetExceeded, Intent, Terminal
+from controlplane.domain import money
+from controlplane.domain.money import Price
 
 POSTGRES = {"host": "127.0.0.1", "port": 5432, "user": "postgres", "dbname": "postgres"}
 DEFAULTS = {"ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "CONN_MAX_AGE": 0, "TIME_ZONE": None}
 AT = 1_700_000_000.0
+PRICE = Price(input=150_000, cached_input=75_000, output=600_000)
 
 
 def _sqlite(folder: Path) -> dict[str, Any]:
@@ -111,6 +114,7 @@ def an_intent(**changes: Any) -> Intent:
         max_output_tokens=60,
         budget_tokens=None,
         budget_period="month",
+        price=PRICE,
         at=AT,
         gateway="gw-1",
     )
@@ -285,6 +289,34 @@ async def test_usage_equals_the_sum_of_the_records(ledger: LedgerStore, alias: s
     assert records == usage and len(usage) == 3
 
 
+async def test_a_record_says_what_the_request_cost(ledger: LedgerStore, alias: str) -> None:
+    """At the price it was admitted under, exactly; nothing while it runs, and never null."""
+    intent = an_intent()
+    row = "SELECT price, price_input, price_cached_input, price_output FROM ledger_request"
+    one = f"{row} WHERE request_id = %s"
+    await ledger.admit(intent)
+    assert await query(alias, one, intent.request_id) == [(0, 150_000, 75_000, 600_000)]
+    await ledger.settle(an_end(intent, num_cached_tokens=30, num_output_tokens=7))
+    due = 10 * 150_000 + 30 * 75_000 + 7 * 600_000
+    assert await query(alias, one, intent.request_id) == [(due, 150_000, 75_000, 600_000)]
+
+
+async def test_the_total_price_is_the_sum_of_the_records(ledger: LedgerStore, alias: str) -> None:
+    """To the picodollar, though the sum has long left 64 bits."""
+    dear = Price(money.MAX_PRICE, 0, money.MAX_PRICE)
+    intents = [an_intent(tenant_id="rich", price=dear) for _ in range(30)]
+    await asyncio.gather(*(ledger.admit(intent) for intent in intents))
+    ends = [an_end(intent, num_output_tokens=2**32 + i) for i, intent in enumerate(intents)]
+    await asyncio.gather(*(ledger.settle(end) for end in ends))
+    records = await query(alias, "SELECT price FROM ledger_request WHERE tenant_id = 'rich'")
+    due = [money.cost(dear, 40, 0, 2**32 + i) for i in range(30)]
+    assert sorted(price for (price,) in records) == due
+    [(milli, pico)] = await query(
+        alias, "SELECT price_milli, price_pico FROM ledger_usage WHERE tenant_id = 'rich'"
+    )
+    assert money.join(int(milli), int(pico)) == sum(due) > 2**63
+
+
 class ManualClock:
     """Time that moves when told."""
 
@@ -328,6 +360,9 @@ async def test_a_silent_gateways_requests_end_as_unknown(ledger: LedgerStore, al
         clock.time += 5
     assert closed == [0, 0, 0, 2]
     assert await _end_of(alias, noted) == ("unknown", 40, 7)
+    due = 40 * PRICE.input + 7 * PRICE.output
+    priced = "SELECT price FROM ledger_request WHERE request_id = %s"
+    assert await query(alias, priced, noted.request_id) == [(due,)]
     assert await _end_of(alias, silent) == ("unknown", 0, 0)
     assert await ledger.settle(an_end(noted)) is False
     await mine.stop()

@@ -3,6 +3,7 @@
 from controlplane.domain import audit, model, node, placement, route, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
+from controlplane.domain.money import Price
 
 ACME = TenantId("acme")
 KEY = KeyId("0123456789ab")
@@ -44,6 +45,7 @@ SAMPLES: tuple[Event, ...] = (
     model.ModelAliasAdded("smollm2", "small", 6.0),
     model.ModelAliasRemoved("smollm2", "small", 7.0),
     model.ModelAccessChanged("smollm2", model.Access(False, ("acme",)), 8.0),
+    model.ModelPriceSet("smollm2", "v1", Price(150_000, 75_000, 600_000), 9.0),
     route.RouteCreated("chat", ARMS, True, 1.0),
     route.RouteArmsChanged("chat", ARMS[:1], False, 2.0),
     route.RouteDeleted("chat", 3.0),

@@ -17,6 +17,7 @@ from controlplane.domain.model import (
     ModelAliasAdded,
     ModelAliasRemoved,
     ModelDefaultVersionSet,
+    ModelPriceSet,
     ModelRegistered,
     ModelVersionAdded,
     ModelVersionRetired,
@@ -26,8 +27,11 @@ from controlplane.domain.model import (
     RetireVersion,
     ScaleVersion,
     SetDefaultVersion,
+    SetModelPrice,
     default_version,
+    price_of,
 )
+from controlplane.domain.money import FREE, Price
 from tests.domain.samples import SPEC
 from tests.domain.scenario import Scenario
 
@@ -36,6 +40,7 @@ REGISTERED = ModelRegistered(M, 1.0)
 ADDED = ModelVersionAdded(M, SPEC, 2.0)
 SPEC2 = replace(SPEC, version="v2")
 ADDED2 = ModelVersionAdded(M, SPEC2, 3.0)
+PRICE = Price(150_000, 75_000, 600_000)
 RETIRED = ModelVersionRetired(M, "v1", 4.0)
 
 
@@ -59,6 +64,7 @@ def test_registering_again_changes_nothing() -> None:
         AddAlias(M, "small", 9.0),
         RemoveAlias(M, "small", 9.0),
         ChangeAccess(M, Access(), 9.0),
+        SetModelPrice(M, "v1", PRICE, 9.0),
     ],
 )
 def test_an_unknown_model_is_not_found(command: model.ModelCommand) -> None:
@@ -153,3 +159,32 @@ def test_access_is_changed_as_a_whole() -> None:
     changed = ModelAccessChanged(M, closed, 3.0)
     given(REGISTERED).when(ChangeAccess(M, closed, 3.0)).then(changed)
     given(REGISTERED, changed).when(ChangeAccess(M, closed, 4.0)).then_nothing()
+
+
+def test_a_price_is_set_once_and_changed_as_often_as_one_likes() -> None:
+    priced = ModelPriceSet(M, "v1", PRICE, 3.0)
+    given(REGISTERED, ADDED).when(SetModelPrice(M, "v1", PRICE, 3.0)).then(priced)
+    given(REGISTERED, ADDED, priced).when(SetModelPrice(M, "v1", PRICE, 4.0)).then_nothing()
+    cheaper = Price(1, 1, 1)
+    given(REGISTERED, ADDED, priced).when(SetModelPrice(M, "v1", cheaper, 5.0)).then(
+        ModelPriceSet(M, "v1", cheaper, 5.0)
+    )
+    given(REGISTERED, ADDED).when(SetModelPrice(M, "v1", FREE, 3.0)).then_nothing()
+
+
+def test_only_a_live_version_has_a_price_and_only_a_lawful_one() -> None:
+    given(REGISTERED, ADDED).when(SetModelPrice(M, "v9", PRICE, 3.0)).then_refused(
+        "version_not_found"
+    )
+    given(REGISTERED, ADDED, RETIRED).when(SetModelPrice(M, "v1", PRICE, 5.0)).then_refused(
+        "version_retired"
+    )
+    given(REGISTERED, ADDED).when(SetModelPrice(M, "v1", Price(1, 2, 0), 3.0)).then_refused(
+        "invalid_price"
+    )
+
+
+def test_each_version_has_its_own_price() -> None:
+    """Version 2 costs nothing until somebody says what."""
+    state = fold(model.DECIDER, [REGISTERED, ADDED, ADDED2, ModelPriceSet(M, "v1", PRICE, 4.0)])
+    assert (price_of(state, "v1"), price_of(state, "v2")) == (PRICE, FREE)

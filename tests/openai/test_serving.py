@@ -18,6 +18,7 @@ from controlplane.application.serve import (
     Target,
 )
 from controlplane.application.settle import Settler
+from controlplane.domain.money import FREE
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ def a_job(**changes: Any) -> Job:
         latency_class="standard",
         budget_tokens=None,
         budget_period="month",
+        price=FREE,
         prompts=((1, 2, 3),),
         num_choices=1,
         max_tokens=(10,),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from controlplane.domain import audit, model, node, placement, route, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
+from controlplane.domain.money import Price
 from tests.domain.samples import DEVICES, REJECTION, SAMPLES, SPEC
 
 TENANTS = ["acme", "umbrella"]
@@ -52,6 +53,7 @@ def _model(choose: random.Random, at: float) -> tuple[str, Event]:
             model.ModelRegistered(name, at),
             model.ModelAliasAdded(name, alias, at),
             model.ModelAliasRemoved(name, alias, at),
+            model.ModelPriceSet(name, "v1", Price(9, 8, choose.randint(0, 5)), at),
             model.ModelAccessChanged(name, model.Access(False, ("acme",)), at),
             model.ModelDefaultVersionSet(name, choose.choice(VERSIONS), at),
         ]

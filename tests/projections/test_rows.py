@@ -257,8 +257,8 @@ def test_an_index_finds_what_a_scan_finds(seed: int) -> None:
 
 
 def test_the_state_hash_sees_every_field() -> None:
-    rows = rows_after(*random_history(1, 100))
-    again = rows_after(*random_history(1, 100))
+    rows = rows_after(*random_history(2, 200))
+    again = rows_after(*random_history(2, 200))
     assert state_hash(rows) == state_hash(again)
     (row, *_) = again.all(Node)
     again.put(Node(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "zone": "other"}))

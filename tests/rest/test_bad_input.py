@@ -28,6 +28,7 @@ WRITES: list[tuple[str, str, dict[str, Any]]] = [
     ("post", "models/m/versions/v1/retire/", {"reason": "x"}),
     ("post", "models/m/versions/v1/scale/", {"min_replicas": 1, "max_replicas": 2}),
     ("post", "models/m/versions/v1/default/", {"reason": "x"}),
+    ("put", "models/m/versions/v1/price/", {"input": "0.15", "output": "0.6"}),
     ("post", "routes/", {"name": "s", "arms": [ARM]}),
     ("put", "routes/r/", {"arms": [ARM]}),
     ("post", "nodes/n1/drain/", {"reason": "x"}),
@@ -178,6 +179,17 @@ def test_budgets_are_token_counts(api: Api) -> None:
     assert problem(api.put("tenants/acme/budget/", {"tokens": 1, "period": "week"})) == (
         "invalid_budget"
     )
+
+
+def test_prices_are_decimal_texts(api: Api) -> None:
+    path = "models/m/versions/v1/price/"
+    for wrong in ("-1", "1e3", "0.0000001", "1001", "NaN", " 1"):
+        answer = api.put(path, {"input": "0", "output": wrong})
+        assert problem(answer) == "invalid_price", wrong
+    assert problem(api.put(path, {"input": "1", "cached_input": "2", "output": "0"})) == (
+        "invalid_price"
+    )
+    assert problem(api.put(path, {"input": 0.15, "output": "1"}), 400) == "invalid_type"
 
 
 LISTS = (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from controlplane.application.catalog_file import memory_bytes, parse, spec_of
+from controlplane.application.catalog_file import PriceEntry, memory_bytes, parse, spec_of
 from controlplane.domain.errors import Invalid
 from tests.rest.conftest import Api, position_of
 
@@ -25,6 +25,7 @@ models:
     replicas: {min: 2, max: 8}
     aliases: [zen, zen-large]
     colocation: {anti_affinity: [big], isolation: dedicated}
+    price: {input: "0.15", cached_input: "0.075", output: "0.60"}
   - name: zen-7b
     source: s3://models/zen-7b
     gpu_memory: 16GiB
@@ -49,7 +50,8 @@ def test_a_file_is_applied_once_however_often(admin: Api) -> None:
     body = first.json()
     kinds = [event["type"] for result in body["results"] for event in result["events"]]
     assert kinds == [
-        "ModelRegistered", "ModelVersionAdded", "ModelAliasAdded", "ModelAliasAdded",
+        "ModelRegistered", "ModelVersionAdded", "ModelPriceSet", "ModelAliasAdded",
+        "ModelAliasAdded",
         "ModelRegistered", "ModelVersionAdded", "ModelDefaultVersionSet", "ModelAccessChanged",
         "RouteCreated",
     ]  # fmt: skip
@@ -64,6 +66,18 @@ def test_an_export_applied_changes_nothing(admin: Api) -> None:
     assert exported["Content-Type"] == "application/yaml"
     assert apply(admin, exported.content.decode()).json()["changed"] == 0
     assert parse(exported.content.decode()).models[0].aliases == ("zen", "zen-large")
+    assert parse(exported.content.decode()).models[0].price == PriceEntry("0.15", "0.6", "0.075")
+
+
+def test_a_file_changes_a_price_and_one_without_a_price_leaves_it(admin: Api) -> None:
+    apply(admin, PAPER)
+    line = '    price: {input: "0.15", cached_input: "0.075", output: "0.60"}\n'
+    assert line in PAPER and apply(admin, PAPER.replace(line, "")).json()["changed"] == 0
+    dearer = apply(admin, PAPER.replace("0.60", "0.70")).json()
+    events = [event for result in dearer["results"] for event in result["events"]]
+    assert [(event["type"], event["data"]["price"]["output"]) for event in events] == [
+        ("ModelPriceSet", 700_000)
+    ]
 
 
 def test_a_change_of_scale_scales_and_of_anything_else_is_refused(admin: Api) -> None:
@@ -77,7 +91,7 @@ def test_a_change_of_scale_scales_and_of_anything_else_is_refused(admin: Api) ->
 
 def test_a_dry_run_says_what_would_come_of_it(admin: Api) -> None:
     tried = apply(admin, PAPER, "?dry_run=true").json()
-    assert tried["dry_run"] and tried["changed"] == 9
+    assert tried["dry_run"] and tried["changed"] == 10
     assert admin.get("status/").json()["head"] == 0
 
 

@@ -154,6 +154,32 @@ def test_models_versions_routes_and_their_refusals(admin: Api) -> None:
     assert admin.delete("routes/chat/").status_code == 200
 
 
+def test_a_version_has_a_price_that_changes_over_time(admin: Api) -> None:
+    admin.post("models/", {"name": "m"})
+    admin.post("models/m/versions/", SPEC)
+    path, price = "models/m/versions/v1/price/", {"input": "0.15", "output": "0.60"}
+    tried = admin.put(f"{path}?dry_run=true", price).json()
+    assert tried["events"][0]["type"] == "ModelPriceSet"
+    first = admin.put(path, {**price, "cached_input": "0.075", "reason": "list price"})
+    assert first.status_code == 200, first.content
+    second = admin.put(path, {"input": "0", "output": "0.000001"})
+
+    def shown(query: str) -> dict[str, str]:
+        return admin.get(f"models/m/versions/v1/?{query}").json()["price"]
+
+    unpriced = {"input": "0", "cached_input": "0", "output": "0"}
+    assert shown(f"as_of={position_of(first) - 1}") == unpriced
+    assert shown(f"as_of={position_of(first)}") == {
+        "input": "0.15", "cached_input": "0.075", "output": "0.6"
+    }  # fmt: skip
+    assert shown(f"min_position={position_of(second)}") == {**unpriced, "output": "0.000001"}
+    stale = admin.put(path, price, headers={"If-Match": first["ETag"]})
+    assert (stale.status_code, stale.json()["code"]) == (412, "version_conflict")
+    assert admin.get(f"events/?after={position_of(first) - 1}").json()["results"][0]["reason"] == (
+        "list price"
+    )
+
+
 def test_a_list_costs_the_same_queries_however_long(
     admin: Api, django_assert_max_num_queries: Any
 ) -> None:

@@ -68,6 +68,7 @@ def record(number: int, tenant_id: str, outcome: str) -> None:
         requested_model="m", route="", arm="", version_id="m@v1", latency_class="standard",
         num_prompt_tokens=3, max_output_tokens=5, reserved_tokens=8, at=1.0, day="2026-01-01",
         gateway="g", position=number if outcome else None, outcome=outcome, num_output_tokens=4,
+        price=150_000_000 if outcome else 0, price_output=600_000,
     )  # fmt: skip
     Head.objects.update_or_create(pk=1, defaults={"position": number})
 
@@ -83,12 +84,16 @@ def test_ended_requests_are_exported_and_listed(api: Api) -> None:
         ("req-1", 1),
         ("req-2", 2),
     ]
+    assert [(line["price"], line["price_output"]) for line in lines] == [("0.00015", "0.6")] * 2
     acme = content(api.get("exports/audit/?what=requests&tenant=acme"))
     assert acme.count(b"\n") == 1 and b"globex" not in acme
     listed = api.get("requests/?limit=2").json()
     assert [one["request_id"] for one in listed["results"]] == ["req-3", "req-2"]
     running = listed["results"][0]
-    assert (running["outcome"], running["num_output_tokens"]) == ("running", None)
+    ends = (running["outcome"], running["num_output_tokens"], running["price"])
+    assert ends == ("running", None, None)
+    table = content(api.get("exports/audit/?what=requests&format=csv")).decode()
+    assert [row["price"] for row in csv.DictReader(io.StringIO(table))] == ["0.00015"] * 2
     rest = api.get(listed["next"].removeprefix("/api/v1/")).json()
     assert [one["request_id"] for one in rest["results"]] == ["req-1"] and rest["next"] is None
     for query, expected in (

@@ -16,12 +16,14 @@ budget by nothing.
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from controlplane.adapters.ledger.statements import Statements
 from controlplane.application.ports import BudgetExceeded, Intent, Terminal
+from controlplane.domain import money
+from controlplane.domain.money import Price
 
 
 class Cursor(Protocol):
@@ -58,10 +60,28 @@ def settle_all(cursor: Cursor, sql: Statements, terminals: Sequence[Terminal]) -
         return set()
     cursor.execute(sql.take_positions, (len(live),))
     first = cursor.fetchall()[0][0] - len(live) + 1
-    rows = [_terminal_row(wanted[row[0]], first + i) for i, row in enumerate(live)]
+    ended = [_ended(row, wanted[row[0]]) for row in live]
+    rows = [_terminal_row(one, first + i) for i, one in enumerate(ended)]
     cursor.execute(sql.settle, (_json(rows),))
-    cursor.execute(sql.add_usage, (_json(_usage_rows(live, wanted)),))
+    cursor.execute(sql.add_usage, (_json(_usage_rows(ended)),))
     return {row[0] for row in live}
+
+
+class _Ended(NamedTuple):
+    """A live request's intent, as far as it counts now, its end, and what it costs."""
+
+    tenant_id: str
+    day: str
+    version_id: str
+    terminal: Terminal
+    price: int
+
+
+def _ended(row: Sequence[Any], terminal: Terminal) -> _Ended:
+    _, tenant, day, version, *price = row
+    prompt, output = terminal.num_prompt_tokens, terminal.num_output_tokens
+    cost = money.cost(Price(*price), prompt, terminal.num_cached_tokens, output)
+    return _Ended(tenant, day, version, terminal, cost)
 
 
 def admit_all(
@@ -124,10 +144,12 @@ def _intent_row(intent: Intent) -> tuple[Any, ...]:
         intent.at,
         day_of(intent.at),
         intent.gateway,
+        *msgspec.structs.astuple(intent.price),
     )
 
 
-def _terminal_row(terminal: Terminal, position: int) -> tuple[Any, ...]:
+def _terminal_row(ended: _Ended, position: int) -> tuple[Any, ...]:
+    terminal = ended.terminal
     return (
         terminal.request_id,
         position,
@@ -139,6 +161,7 @@ def _terminal_row(terminal: Terminal, position: int) -> tuple[Any, ...]:
         terminal.num_prompt_tokens,
         terminal.num_cached_tokens,
         terminal.num_output_tokens,
+        ended.price,
         terminal.ttft_ms,
         terminal.queue_ms,
         terminal.duration_ms,
@@ -147,15 +170,19 @@ def _terminal_row(terminal: Terminal, position: int) -> tuple[Any, ...]:
     )
 
 
-def _usage_rows(live: Sequence[Any], terminals: dict[str, Terminal]) -> list[tuple[Any, ...]]:
+def _usage_rows(ended: Sequence[_Ended]) -> list[tuple[Any, ...]]:
     """Per (tenant, day, version), sorted so that two gateways lock rows in the same order."""
     totals: dict[tuple[str, str, str], Counter[str]] = {}
-    for request_id, tenant, day, version in live:
-        total = totals.setdefault((tenant, day, version), Counter())
+    for one in ended:
+        total = totals.setdefault((one.tenant_id, one.day, one.version_id), Counter())
         total["requests"] += 1
-        total["prompt"] += terminals[request_id].num_prompt_tokens
-        total["output"] += terminals[request_id].num_output_tokens
-    return [(*k, t["requests"], t["prompt"], t["output"]) for k, t in sorted(totals.items())]
+        total["prompt"] += one.terminal.num_prompt_tokens
+        total["output"] += one.terminal.num_output_tokens
+        total["price"] += one.price
+    return [
+        (*key, total["requests"], total["prompt"], total["output"], *money.split(total["price"]))
+        for key, total in sorted(totals.items())
+    ]
 
 
 def _json(value: Any) -> str:

@@ -28,6 +28,11 @@ class InferenceRequest(models.Model):
     at = models.FloatField()
     day = models.CharField(max_length=10)
     gateway = models.CharField(max_length=127)
+    # The price it was admitted under, in picodollars per token (see ``domain.money``). These have
+    # a default of the database, so that a gateway of the release before can still write its rows.
+    price_input = models.BigIntegerField(default=0, db_default=0)
+    price_cached_input = models.BigIntegerField(default=0, db_default=0)
+    price_output = models.BigIntegerField(default=0, db_default=0)
     progress_tokens = models.BigIntegerField(default=0)
     # The terminal record; ``position`` counts terminal records without a gap, in commit order.
     position = models.BigIntegerField(null=True, unique=True)
@@ -38,6 +43,7 @@ class InferenceRequest(models.Model):
     replica_id = models.CharField(max_length=255, default="")
     num_cached_tokens = models.BigIntegerField(default=0)
     num_output_tokens = models.BigIntegerField(default=0)
+    price = models.BigIntegerField(default=0, db_default=0)  # of it all, in picodollars
     ttft_ms = models.FloatField(null=True)
     queue_ms = models.FloatField(null=True)
     duration_ms = models.FloatField(null=True)
@@ -63,6 +69,9 @@ class Usage(models.Model):
     num_requests = models.BigIntegerField(default=0)
     num_prompt_tokens = models.BigIntegerField(default=0)
     num_output_tokens = models.BigIntegerField(default=0)
+    # Both parts of ``money.split``, added up apart.
+    price_milli = models.BigIntegerField(default=0, db_default=0)
+    price_pico = models.BigIntegerField(default=0, db_default=0)
 
     class Meta:
         db_table = "ledger_usage"

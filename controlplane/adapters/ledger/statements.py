@@ -28,6 +28,9 @@ INTENT_COLUMNS = (
     ("at", "double precision"),
     ("day", "text"),
     ("gateway", "text"),
+    ("price_input", "bigint"),
+    ("price_cached_input", "bigint"),
+    ("price_output", "bigint"),
 )
 TERMINAL_COLUMNS = (
     ("position", "bigint"),
@@ -39,6 +42,7 @@ TERMINAL_COLUMNS = (
     ("num_prompt_tokens", "bigint"),
     ("num_cached_tokens", "bigint"),
     ("num_output_tokens", "bigint"),
+    ("price", "bigint"),
     ("ttft_ms", "double precision"),
     ("queue_ms", "double precision"),
     ("duration_ms", "double precision"),
@@ -52,6 +56,8 @@ USAGE_COLUMNS = (
     ("num_requests", "bigint"),
     ("num_prompt_tokens", "bigint"),
     ("num_output_tokens", "bigint"),
+    ("price_milli", "bigint"),
+    ("price_pico", "bigint"),
 )
 _BLANK = {  # the columns a new row has beside its intent; raw SQL sees no ORM default
     "progress_tokens": "0",
@@ -62,6 +68,7 @@ _BLANK = {  # the columns a new row has beside its intent; raw SQL sees no ORM d
     "replica_id": "''",
     "num_cached_tokens": "0",
     "num_output_tokens": "0",
+    "price": "0",
     "attempts": "0",
 }
 Columns = tuple[tuple[str, str], ...]
@@ -100,7 +107,7 @@ def _build(*, sqlite: bool) -> Statements:
     mark = "?" if sqlite else "%s"
     rows = "json_each(?) AS e" if sqlite else "jsonb_array_elements(%s::jsonb) AS e(value)"
     scalar = "e.value" if sqlite else "e.value #>> '{}'"
-    live = "request_id, tenant_id, day, version_id"
+    live = "request_id, tenant_id, day, version_id, price_input, price_cached_input, price_output"
     gather = (
         f"json_group_array(json_array({live}))"
         if sqlite

@@ -64,6 +64,7 @@ class Version(models.Model):
     draft_model = models.TextField()
     created_at = models.FloatField()
     added_at_position = models.BigIntegerField()
+    price = models.JSONField(default=dict)
     retired = models.BooleanField()
     status = models.TextField()
     ready_replicas = models.IntegerField()

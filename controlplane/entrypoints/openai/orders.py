@@ -64,6 +64,7 @@ class OrderDesk:
             latency_class=_class_of(latency_class or parameters.latency_class, tenant.tier),
             budget_tokens=tenant.budget_tokens,
             budget_period=tenant.budget_period,
+            price=self._state.catalog.price(found.version_id),
             prompts=prompts,
             num_choices=parameters.n,
             max_tokens=tuple(_limit(encoder, parameters, found, prompt) for prompt in prompts),

@@ -8,6 +8,7 @@ from controlplane import bootstrap
 from controlplane.adapters.eventstore.models import Event
 from controlplane.adapters.ledger.models import Head, InferenceRequest
 from controlplane.application.ports import EventMeta, RecordedEvent
+from controlplane.domain import money
 from controlplane.domain.errors import NotFound
 from controlplane.domain.event_types import decode
 from controlplane.entrypoints.rest.events import event_json, visible
@@ -109,6 +110,9 @@ _AT_THE_END = (
 )
 
 
+_PRICES = ("price_input", "price_cached_input", "price_output")
+
+
 def request_json(row: InferenceRequest) -> Json:
     """What the terminal record says is null while the request runs."""
     ended = bool(row.outcome)
@@ -116,6 +120,8 @@ def request_json(row: InferenceRequest) -> Json:
         "id": row.pk,
         **{name: getattr(row, name) for name in _ALWAYS},
         **{name: getattr(row, name) if ended else None for name in _AT_THE_END},
+        **{name: money.price_text(getattr(row, name)) for name in _PRICES},
+        "price": money.amount_text(row.price) if ended else None,
         "outcome": row.outcome or "running",
         "started_at": row.at,
         "finished_at": row.ended_at,

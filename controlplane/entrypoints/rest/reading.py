@@ -31,6 +31,7 @@ from controlplane.application.ports import CONTROLLER_LEASE
 from controlplane.domain import model as model_domain
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.model import VersionSpec
+from controlplane.domain.money import price_texts
 from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.sources import (
     DatabaseSource,
@@ -155,6 +156,7 @@ def status(now: float) -> Json:
         "gateway_url": settings.GATEWAY_URL,
         "version": installed_version("engine-controlplane"),
         "cluster_id": settings.CLUSTER_ID,
+        "currency": settings.CURRENCY,
         "ready": last - reached < MAX_LAG_EVENTS,
     }
 
@@ -283,7 +285,8 @@ def _model_json(row: Model, versions: list[Version], tenant_id: str | None) -> J
 def _version_json(row: Version) -> Json:
     standing = ("version_id", "retired", "status", "ready_replicas", "desired_replicas", "reason")
     names = (*VersionSpec.__struct_fields__, *standing)
-    return {name: msgspec.to_builtins(getattr(row, name)) for name in names}
+    body = {name: msgspec.to_builtins(getattr(row, name)) for name in names}
+    return {**body, "price": price_texts(row.price)}
 
 
 def model_names() -> list[str]:

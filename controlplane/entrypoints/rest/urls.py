@@ -24,6 +24,7 @@ urlpatterns: list[URLPattern] = [
     path("models/<str:name>/versions/<str:version>/", catalog.Version.as_view()),
     path("models/<str:name>/versions/<str:version>/retire/", catalog.VersionRetirement.as_view()),
     path("models/<str:name>/versions/<str:version>/scale/", catalog.VersionScale.as_view()),
+    path("models/<str:name>/versions/<str:version>/price/", catalog.VersionPrice.as_view()),
     path("models/<str:name>/versions/<str:version>/default/", catalog.DefaultVersion.as_view()),
     path("routes/", catalog.Routes.as_view()),
     path("routes/<str:name>/", catalog.Route.as_view()),

@@ -1,4 +1,4 @@
-import { queryOptions } from "@tanstack/react-query";
+import { queryOptions, useQuery } from "@tanstack/react-query";
 import { body, client, idempotencyKey } from "./client";
 import { allRows } from "./pages";
 
@@ -17,6 +17,11 @@ export const statusQuery = queryOptions({
   queryFn: () => body(client.GET("/api/v1/status/")),
   refetchInterval: 5_000,
 });
+
+/** What prices and amounts are called; nothing is ever converted. */
+export function useCurrency(): string {
+  return useQuery(statusQuery).data?.currency ?? "";
+}
 
 export function drainNode(node_id: string, reason: string) {
   return body(

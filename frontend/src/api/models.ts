@@ -1,7 +1,7 @@
 import { queryOptions } from "@tanstack/react-query";
 import { body, client, idempotencyKey, ifMatch, tagged } from "./client";
 import { allRows } from "./pages";
-import type { Access, NewVersion } from "./types";
+import type { Access, NewVersion, Price } from "./types";
 
 export const modelsQuery = queryOptions({
   queryKey: ["models"],
@@ -45,6 +45,11 @@ function versionCall({ name, version, etag }: VersionOrder) {
 export function scaleVersion(order: VersionOrder, min_replicas: number, max_replicas: number) {
   const scale = { ...versionCall(order), body: { min_replicas, max_replicas } };
   return body(client.POST("/api/v1/models/{name}/versions/{version}/scale/", scale));
+}
+
+export function setPrice(order: VersionOrder, price: Price) {
+  const set = { ...versionCall(order), body: price };
+  return body(client.PUT("/api/v1/models/{name}/versions/{version}/price/", set));
 }
 
 export function retireVersion(order: VersionOrder, reason: string) {

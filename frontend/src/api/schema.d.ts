@@ -214,6 +214,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/models/{name}/versions/{version}/price/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put: operations["versions_set_price"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/models/{name}/versions/{version}/retire/": {
         parameters: {
             query?: never;
@@ -834,6 +850,24 @@ export interface components {
          * @enum {string}
          */
         PolicyEnum: "continuous" | "static";
+        /** @description Of a million tokens, as decimal texts. */
+        Price: {
+            /** @description Of the prompt. */
+            input: string;
+            /** @description Of what a prefix cache had of the prompt. */
+            cached_input: string;
+            /** @description Generated. */
+            output: string;
+        };
+        /** @description Prices of a million tokens, as decimal texts with at most 6 decimals: ``"0.15"``. */
+        PriceOrderRequest: {
+            /** @description Kept in the audit. */
+            reason?: string;
+            input: string;
+            /** @description Left out: the price of input. */
+            cached_input?: string;
+            output: string;
+        };
         /**
          * @description * `high` - high
          *     * `normal` - normal
@@ -947,6 +981,14 @@ export interface components {
             finish_reason: string | null;
             error_code: string | null;
             attempts: number | null;
+            /** @description Of it all, exactly: 0.00015. */
+            price: string | null;
+            /** @description Of a million tokens, when it was admitted. */
+            price_input: string;
+            /** @description Likewise. */
+            price_cached_input: string;
+            /** @description Likewise. */
+            price_output: string;
             /** Format: double */
             started_at: number;
             /** Format: double */
@@ -1033,6 +1075,8 @@ export interface components {
             gateway_url: string;
             version: string;
             cluster_id: string;
+            /** @description Of all prices and amounts. */
+            currency: string;
             ready: boolean;
         };
         Stopped: {
@@ -1131,6 +1175,8 @@ export interface components {
             desired_replicas: number;
             /** @description Why it is not ready, if it is not. */
             reason: string;
+            /** @description Of requests admitted from now on. */
+            price: components["schemas"]["Price"];
         };
         /** @description The fields of a version; what is left out has the value of an ordinary model. */
         VersionOrderRequest: {
@@ -1827,6 +1873,50 @@ export interface operations {
         requestBody?: {
             content: {
                 "application/json": components["schemas"]["OrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    versions_set_price: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                name: string;
+                version: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PriceOrderRequest"];
             };
         };
         responses: {

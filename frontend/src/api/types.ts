@@ -8,6 +8,7 @@ export type Status = Schemas["Status"];
 export type Device = Schemas["Device"];
 export type Replica = Schemas["Replica"];
 export type Node = Schemas["Node"];
+export type Price = Schemas["Price"];
 export type Version = Schemas["Version"];
 export type NewVersion = Schemas["VersionOrderRequest"];
 export type Access = Schemas["Access"];

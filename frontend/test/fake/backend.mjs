@@ -109,6 +109,7 @@ export class FakeBackend {
       gateway_url: this.gatewayUrl,
       version: "0.1.0",
       cluster_id: "engine",
+      currency: "USD",
       ready: true,
     };
   }
@@ -223,6 +224,9 @@ export class FakeBackend {
       case "POST models versions scale":
         Object.assign(byVersion(row, subId), body);
         return ["ModelVersionScaled"];
+      case "PUT models versions price":
+        byVersion(row, subId).price = body;
+        return ["ModelPriceSet"];
       case "POST models versions retire":
         Object.assign(byVersion(row, subId), { retired: true, status: "retired" });
         return ["ModelVersionRetired"];

@@ -28,6 +28,7 @@ export function version(model, name, part = {}) {
     ready_replicas: 1,
     desired_replicas: 1,
     reason: "",
+    price: { input: "0.15", cached_input: "0.075", output: "0.6" },
     ...part,
   };
 }
@@ -268,6 +269,10 @@ export function requestRecord(number, part = {}) {
     finish_reason: number % 7 === 3 ? "cancelled" : "stop",
     error_code: "",
     attempts: 1,
+    price: "0.0000643",
+    price_input: "0.15",
+    price_cached_input: "0.075",
+    price_output: "0.6",
     started_at: T0 + 1000 + number * 20,
     finished_at: T0 + 1002 + number * 20,
     ...part,

@@ -59,6 +59,10 @@ class RequestSerializer(serializers.Serializer[Any]):
     finish_reason = serializers.CharField(allow_null=True)
     error_code = serializers.CharField(allow_null=True)
     attempts = serializers.IntegerField(allow_null=True)
+    price = serializers.CharField(allow_null=True, help_text="Of it all, exactly: 0.00015.")
+    price_input = serializers.CharField(help_text="Of a million tokens, when it was admitted.")
+    price_cached_input = serializers.CharField(help_text="Likewise.")
+    price_output = serializers.CharField(help_text="Likewise.")
     started_at = serializers.FloatField()
     finished_at = serializers.FloatField(allow_null=True)
 

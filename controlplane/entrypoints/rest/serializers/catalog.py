@@ -31,6 +31,14 @@ class AccessSerializer(serializers.Serializer[Any]):
     tenants = serializers.ListField(child=serializers.CharField())
 
 
+class PriceSerializer(serializers.Serializer[Any]):
+    """Of a million tokens, as decimal texts."""
+
+    input = serializers.CharField(help_text="Of the prompt.")
+    cached_input = serializers.CharField(help_text="Of what a prefix cache had of the prompt.")
+    output = serializers.CharField(help_text="Generated.")
+
+
 class VersionSerializer(serializers.Serializer[Any]):
     """The specification, and how it stands in the fleet."""
 
@@ -57,6 +65,7 @@ class VersionSerializer(serializers.Serializer[Any]):
     ready_replicas = serializers.IntegerField()
     desired_replicas = serializers.IntegerField()
     reason = serializers.CharField(help_text="Why it is not ready, if it is not.")
+    price = PriceSerializer(help_text="Of requests admitted from now on.")
 
 
 class ModelSerializer(serializers.Serializer[Any]):
@@ -97,6 +106,14 @@ class VersionOrder(Order):
 class ScaleOrder(Order):
     min_replicas = Integer()
     max_replicas = Integer()
+
+
+class PriceOrder(Order):
+    """Prices of a million tokens, as decimal texts with at most 6 decimals: ``"0.15"``."""
+
+    input = Text(max_length=11)
+    cached_input = Text(max_length=11, required=False, help_text="Left out: the price of input.")
+    output = Text(max_length=11)
 
 
 class AliasSerializer(serializers.Serializer[Any]):

@@ -120,4 +120,5 @@ class StatusSerializer(serializers.Serializer[Any]):
     gateway_url = serializers.CharField()
     version = serializers.CharField()
     cluster_id = serializers.CharField()
+    currency = serializers.CharField(help_text="Of all prices and amounts.")
     ready = serializers.BooleanField()

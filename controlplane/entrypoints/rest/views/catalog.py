@@ -10,7 +10,7 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.domain import model, route
+from controlplane.domain import model, money, route
 from controlplane.domain.ids import VersionId
 from controlplane.entrypoints.rest import applying, reading
 from controlplane.entrypoints.rest.documenting import page_of, read, write
@@ -97,6 +97,17 @@ class VersionScale(ApiView):
         command = model.ScaleVersion(
             name, version, body["min_replicas"], body["max_replicas"], time.time()
         )
+        return perform(request, _model(name, command, body))
+
+
+class VersionPrice(ApiView):
+    resource = "model"
+
+    @write("versions_set_price", shapes.PriceOrder)
+    def put(self, request: Request, name: str, version: str) -> HttpResponseBase:
+        body = body_of(request, shapes.PriceOrder)
+        price = money.parse_prices(body["input"], body.get("cached_input"), body["output"])
+        command = model.SetModelPrice(name, version, price, time.time())
         return perform(request, _model(name, command, body))
 
 

@@ -1,5 +1,6 @@
 import { Button, Drawer, Group } from "@mantine/core";
 import { useState } from "react";
+import { useCurrency } from "@/api/fleet";
 import { makeDefault, retireVersion } from "@/api/models";
 import type { Version } from "@/api/types";
 import { type Confirmation, ConfirmModal } from "@/ui/ConfirmModal";
@@ -8,6 +9,7 @@ import { bytes, integer } from "@/ui/format";
 import { Id } from "@/ui/Id";
 import { Status } from "@/ui/Status";
 import type { DetailProps } from "./detail";
+import { PriceModal } from "./PriceModal";
 import { ScaleModal } from "./ScaleModal";
 
 interface VersionDrawerProps extends DetailProps {
@@ -17,12 +19,15 @@ interface VersionDrawerProps extends DetailProps {
 
 export function VersionDrawer(props: VersionDrawerProps) {
   const { version, onClose, writable } = props;
+  const currency = useCurrency();
   return (
     <Drawer opened={version !== undefined} onClose={onClose} title={version?.version_id}>
       {version && (
         <>
           {writable && !version.retired && <Orders {...props} version={version} />}
-          <Facts items={[...standing(version), ...specification(version)]} />
+          <Facts
+            items={[...standing(version), price(version, currency), ...specification(version)]}
+          />
         </>
       )}
     </Drawer>
@@ -36,6 +41,12 @@ function standing(version: Version): [string, React.ReactNode][] {
     ["Replicas ready", `${version.ready_replicas} of ${version.desired_replicas}`],
     ["Scales between", `${version.min_replicas} and ${version.max_replicas}`],
   ];
+}
+
+function price({ price }: Version, currency: string): [string, React.ReactNode] {
+  const { input, cached_input, output } = price;
+  const text = `${input} prompt · ${cached_input} cached · ${output} output`;
+  return [`${currency} per million tokens`, text];
 }
 
 function specification(version: Version): [string, React.ReactNode][] {
@@ -63,6 +74,7 @@ function specification(version: Version): [string, React.ReactNode][] {
 
 function Orders({ model, etag, version }: VersionDrawerProps & { version: Version }) {
   const [scaling, setScaling] = useState(false);
+  const [pricing, setPricing] = useState(false);
   const [ask, setAsk] = useState<Confirmation | null>(null);
   const order = { name: model.name, version: version.version, etag };
   const setDefault: Confirmation = {
@@ -87,6 +99,9 @@ function Orders({ model, etag, version }: VersionDrawerProps & { version: Versio
       <Button variant="default" onClick={() => setScaling(true)}>
         Scale
       </Button>
+      <Button variant="default" onClick={() => setPricing(true)}>
+        Set price
+      </Button>
       {model.default_version !== version.version && (
         <Button variant="default" onClick={() => setAsk(setDefault)}>
           Make default
@@ -96,6 +111,7 @@ function Orders({ model, etag, version }: VersionDrawerProps & { version: Versio
         Retire
       </Button>
       <ScaleModal order={order} version={version} opened={scaling} onClose={setScaling} />
+      <PriceModal order={order} version={version} opened={pricing} onClose={setPricing} />
       <ConfirmModal ask={ask} onClose={() => setAsk(null)} />
     </Group>
   );

@@ -51,6 +51,12 @@ function columns(model: Model, onOpen: (version: Version) => void): Column<Versi
       cell: (version) => `${version.ready_replicas} / ${version.desired_replicas}`,
     },
     { title: "Memory", right: true, cell: (version) => bytes(version.gpu_memory) },
+    {
+      title: "Price in / out",
+      right: true,
+      minor: true,
+      cell: ({ price }) => `${price.input} / ${price.output}`,
+    },
     { title: "Priority", minor: true, cell: (version) => version.priority },
     {
       title: "Source",

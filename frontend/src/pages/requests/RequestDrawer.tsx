@@ -1,6 +1,7 @@
 import { Drawer } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
+import { useCurrency } from "@/api/fleet";
 import { requestQuery } from "@/api/history";
 import type { RequestRecord } from "@/api/types";
 import { Async } from "@/ui/Async";
@@ -28,9 +29,10 @@ export function RequestDrawer({ requestId, onClose }: RequestDrawerProps) {
 }
 
 function RequestDetail({ request }: { request: RequestRecord }) {
+  const currency = useCurrency();
   return (
     <>
-      <Facts items={[...identity(request), ...usage(request)]} />
+      <Facts items={[...identity(request), ...usage(request), ...price(request, currency)]} />
       <Waterfall request={request} />
     </>
   );
@@ -73,6 +75,17 @@ function usage(request: RequestRecord): [string, ReactNode][] {
     ["TTFT", millis(request.ttft_ms)],
     ["Decode rate", `${rate(decodeRate(request))} tok/s`],
     ["Total", millis(request.duration_ms)],
+  ];
+}
+
+function price(request: RequestRecord, currency: string): [string, ReactNode][] {
+  const { price_input, price_cached_input, price_output } = request;
+  return [
+    ["Price", request.price === null ? "–" : `${request.price} ${currency}`],
+    [
+      "Per million tokens",
+      `${price_input} prompt · ${price_cached_input} cached · ${price_output} output`,
+    ],
   ];
 }
 
