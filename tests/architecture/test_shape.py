@@ -52,6 +52,8 @@ def text_files() -> Iterator[tuple[Path, str]]:
         names[:] = [n for n in names if n not in PRUNED and not n.startswith((".run", "."))]
         names[:] = [n for n in names if not n.endswith(".egg-info")]
         for file in files:
+            if file == ".git":  # of a worktree: it names the repository's folder
+                continue
             path = Path(folder, file)
             data = path.read_bytes()
             if b"\0" not in data[:4096]:
