@@ -5,6 +5,8 @@ from functools import cache
 
 from django.conf import settings
 
+from controlplane.adapters.access.issuers import read_issuers
+from controlplane.adapters.access.jwt_tokens import JwtVerifier
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
 from controlplane.adapters.ledger.store import LedgerStore
@@ -30,6 +32,12 @@ def event_store() -> EventStore:
 @cache
 def command_handler() -> CommandHandler:
     return CommandHandler(event_store(), clock())
+
+
+@cache
+def jwt_verifier() -> JwtVerifier:
+    """Of the web process; remembers keys and tokens."""
+    return JwtVerifier(read_issuers(settings.JWT_ISSUERS))
 
 
 def projector() -> Projector:

@@ -52,6 +52,9 @@ class Environment(BaseSettings):
     operator_tenant: str = Field(
         default="operators", description="Its keys act for the whole fleet."
     )
+    cli_role: str = Field(
+        default="admin", description="The role of management commands on this machine."
+    )
     frontend_dir: Path | None = Field(
         default=None, description="Built dashboard; default frontend/dist."
     )

@@ -109,10 +109,12 @@ CHANNEL_LAYERS = {
     else {"BACKEND": "channels.layers.InMemoryChannelLayer"}
 }
 OPERATOR_TENANT = ENV.operator_tenant
+CLI_ROLE = ENV.cli_role
 GATEWAY_URL = ENV.public_gateway_url()
 WEB_HOST, WEB_PORT = ENV.web_host, ENV.web_port
 CLUSTER_ID = ENV.cluster_id
 CURRENCY = ENV.currency
+JWT_ISSUERS = ENV.jwt_issuers
 NATS_URL = ENV.nats_url
 NATS_CREDS = ENV.nats_creds
 FRONTEND_DIR = (ENV.frontend_dir or BASE_DIR / "frontend" / "dist").resolve()
@@ -132,7 +134,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "controlplane.entrypoints.rest.security.KeyAuthentication",
+        "controlplane.entrypoints.rest.security.BearerAuthentication",
         "controlplane.entrypoints.rest.security.CookieAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["controlplane.entrypoints.rest.security.Policy"],
@@ -156,6 +158,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "COMPONENT_SPLIT_REQUEST": True,
     "COMPONENT_SPLIT_PATCH": False,
     "ENUM_NAME_OVERRIDES": {
+        "RoleEnum": "controlplane.domain.policy.ROLES",
         "PeriodEnum": "controlplane.entrypoints.rest.serializers.tenants.PERIODS",
         "NodeStatusEnum": "controlplane.entrypoints.rest.serializers.fleet.NODE_STATUSES",
         "VersionStatusEnum": "controlplane.entrypoints.rest.serializers.catalog.VERSION_STATUSES",

@@ -69,6 +69,19 @@ class Catalog:
         return model.price_of(self.models.get(name, Model()), version)
 
 
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks. ``models``: the names that this caller's key may ask for, empty for all."""
+
+    tenant_id: str
+    role: str
+    models: tuple[str, ...] = ()
+
+    def may_ask_for(self, requested: str, model_name: str) -> bool:
+        """By the name asked for (of a route, an alias, a model) or by the model that answers."""
+        name = requested.partition("@")[0]
+        return not self.models or name in self.models or model_name in self.models
+
+
 class Resolved(msgspec.Struct, frozen=True):
     """``route`` and ``arm`` are empty unless a route decided."""
 
@@ -81,7 +94,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 def resolve(
-    catalog: Catalog, requested: str, tenant_id: str, user: str | None, request_id: str = ""
+    catalog: Catalog, requested: str, caller: Caller, user: str | None, request_id: str = ""
 ) -> Resolved:
     """The version that answers. ``user`` None, or a route that is not sticky, draws per request.
 
@@ -89,15 +102,15 @@ def resolve(
     """
     name, pinned, version = requested.partition("@")
     if pinned:
-        return _of_version(catalog, requested, name, version, tenant_id)
+        return _of_version(catalog, requested, name, version, caller)
     if not _is_route(catalog, name) and not _is_model(catalog, name):
         name = _alias_target(catalog, name)
     if _is_route(catalog, name):
-        return _by_route(catalog, requested, name, tenant_id, user, request_id)
+        return _by_route(catalog, requested, name, caller, user, request_id)
     chosen = model.default_version(catalog.models[name]) if name in catalog.models else None
     if chosen is None:
         raise _not_found(requested)
-    return _of_version(catalog, requested, name, chosen, tenant_id)
+    return _of_version(catalog, requested, name, chosen, caller)
 
 
 def choose_arm(route_name: str, arms: tuple[Arm, ...], key: str) -> Arm:
@@ -106,15 +119,15 @@ def choose_arm(route_name: str, arms: tuple[Arm, ...], key: str) -> Arm:
     return max(live, key=lambda arm: (_score(route_name, arm, key), arm.name))
 
 
-def visible_names(catalog: Catalog, tenant_id: str) -> list[str]:
-    """Every model, route and alias the tenant may ask for, sorted, for ``/v1/models``."""
+def visible_names(catalog: Catalog, caller: Caller) -> list[str]:
+    """Every model, route and alias the caller may ask for, sorted, for ``/v1/models``."""
     candidates = {*catalog.models, *catalog.routes, *catalog.aliases}
-    return sorted(name for name in candidates if _may_see(catalog, name, tenant_id))
+    return sorted(name for name in candidates if _may_see(catalog, name, caller))
 
 
-def _may_see(catalog: Catalog, name: str, tenant_id: str) -> bool:
+def _may_see(catalog: Catalog, name: str, caller: Caller) -> bool:
     try:
-        resolve(catalog, name, tenant_id, None, name)
+        resolve(catalog, name, caller, None, name)
     except ModelNotFound:
         return False
     return True
@@ -141,24 +154,25 @@ def _alias_target(catalog: Catalog, name: str) -> str:
 
 
 def _by_route(
-    catalog: Catalog, requested: str, name: str, tenant_id: str, user: str | None, request_id: str
+    catalog: Catalog, requested: str, name: str, caller: Caller, user: str | None, request_id: str
 ) -> Resolved:
     route_state = catalog.routes[name]
     key = user if user and route_state.sticky else request_id
     arm = choose_arm(name, route_state.arms, key)
     model_name, _, version = arm.version_id.partition("@")
-    found = _of_version(catalog, requested, model_name, version, tenant_id)
+    found = _of_version(catalog, requested, model_name, version, caller)
     return Resolved(requested, name, arm.name, found.model, found.version_id, found.spec)
 
 
 def _of_version(
-    catalog: Catalog, requested: str, name: str, version: str, tenant_id: str
+    catalog: Catalog, requested: str, name: str, version: str, caller: Caller
 ) -> Resolved:
     known = catalog.models.get(name)
     spec = known.versions.get(version) if known else None
     if known is None or spec is None or version in known.retired:
         raise _not_found(requested)
-    if not known.access.allows(tenant_id):
+    permitted = known.access.allows(caller.tenant_id, caller.role)
+    if not (permitted and caller.may_ask_for(requested, name)):
         raise NoAccess(_not_found(requested).message)
     return Resolved(requested, "", "", name, version_id(name, version), spec)
 

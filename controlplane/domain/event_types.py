@@ -33,7 +33,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
     )
     for kind in _members(union)
 }
-SCHEMA_VERSIONS: dict[str, int] = {}  # type -> newest version; absent means 1
+# Type -> newest version; absent means 1.
+SCHEMA_VERSIONS: dict[str, int] = {"ApiKeyIssued": 2, "ModelAccessChanged": 2}
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoders = {name: msgspec.json.Decoder(kind) for name, kind in EVENT_TYPES.items()}

@@ -12,6 +12,7 @@ from controlplane.domain.decider import Command, Decider, Event
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import checked_name
 from controlplane.domain.money import FREE, Price, check_price
+from controlplane.domain.policy import ROLES
 
 QUANTIZATIONS = ("none", "bf16", "int8", "awq-int4")
 PRIORITIES = ("high", "normal", "best-effort")
@@ -28,13 +29,19 @@ class Colocation(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Who may use the model: everyone, or only the listed tenants."""
+    """Who may use the model: every tenant (``public``) or the listed ones; and of their callers
+    all, or those with a listed role. Roles only narrow: a tenant's administrator hands out the
+    roles in it, so a role that opened a model could be had for the asking."""
 
     public: bool = True
     tenants: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
-    def allows(self, tenant_id: str) -> bool:
-        return self.public or tenant_id in self.tenants
+    def allows(self, tenant_id: str, role: str | None = None) -> bool:
+        """``role`` None: may anybody of the tenant?"""
+        if not self.public and tenant_id not in self.tenants:
+            return False
+        return role is None or not self.roles or role in self.roles
 
 
 OPEN_ACCESS = Access()
@@ -270,7 +277,7 @@ def decide(model: Model, command: ModelCommand) -> list[Event]:
         case RemoveAlias(name, alias, now):
             return [ModelAliasRemoved(name, alias, now)] if alias in model.aliases else []
         case ChangeAccess(name, access, now):
-            return [] if model.access == access else [ModelAccessChanged(name, access, now)]
+            return _change_access(model, name, access, now)
         case SetModelPrice():
             return _set_price(model, command)
     raise AssertionError(command)
@@ -349,6 +356,13 @@ def _scale(model: Model, command: ScaleVersion) -> list[Event]:
             command.name, command.version, command.min_replicas, command.max_replicas, command.now
         )
     ]
+
+
+def _change_access(model: Model, name: str, access: Access, now: float) -> list[Event]:
+    unknown = sorted(set(access.roles) - set(ROLES))
+    if unknown:
+        raise Invalid("invalid_role", f"roles are some of {', '.join(ROLES)}.", "roles")
+    return [] if model.access == access else [ModelAccessChanged(name, access, now)]
 
 
 def _check_replicas(low: int, high: int) -> None:

@@ -1,13 +1,32 @@
-"""A tenant: who may ask, at which tier, with which keys and budget. Stream ``tenant-<id>``."""
+"""A tenant: who may ask, at which tier, with which keys and budget. Stream ``tenant-<id>``.
+
+Its keys are decided in ``api_key``; they are part of this aggregate.
+"""
 
 from dataclasses import dataclass, replace
 
+from controlplane.domain import api_key
+from controlplane.domain.api_key import (
+    NO_KEYS,
+    ApiKeyIssued,
+    ApiKeyResumed,
+    ApiKeyRevoked,
+    ApiKeyRotated,
+    ApiKeySuspended,
+    IssueApiKey,
+    KeyCommand,
+    KeyEvent,
+    Keys,
+    ResumeApiKey,
+    RevokeApiKey,
+    RotateApiKey,
+    SuspendApiKey,
+)
 from controlplane.domain.decider import Command, Decider, Event
 from controlplane.domain.errors import Conflict, Invalid, NotFound
-from controlplane.domain.ids import KeyId, TenantId, checked_name
+from controlplane.domain.ids import TenantId, checked_name
 
 TIERS = ("free", "standard", "premium")
-SCOPES = ("inference", "admin:read", "admin:write")
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -49,24 +68,6 @@ class TenantBudgetSet(Event, frozen=True, tag_field="type", tag="TenantBudgetSet
     at: float
 
 
-class ApiKeyIssued(Event, frozen=True, tag_field="type", tag="ApiKeyIssued"):
-    """The secret is never here: its hash lives in the erasable access store under ``key_id``."""
-
-    tenant_id: TenantId
-    key_id: KeyId
-    name: str
-    last4: str
-    scopes: tuple[str, ...]
-    expires_at: float | None
-    at: float
-
-
-class ApiKeyRevoked(Event, frozen=True, tag_field="type", tag="ApiKeyRevoked"):
-    tenant_id: TenantId
-    key_id: KeyId
-    at: float
-
-
 TenantEvent = (
     TenantCreated
     | TenantTierChanged
@@ -75,6 +76,9 @@ TenantEvent = (
     | TenantDeleted
     | TenantBudgetSet
     | ApiKeyIssued
+    | ApiKeyRotated
+    | ApiKeySuspended
+    | ApiKeyResumed
     | ApiKeyRevoked
 )
 
@@ -87,11 +91,12 @@ class Tenant:
     suspended: bool = False
     deleted: bool = False
     budget: tuple[int | None, str] = (None, "month")
-    live_keys: frozenset[str] = frozenset()
-    revoked_keys: frozenset[str] = frozenset()
+    keys: Keys = NO_KEYS
 
 
 def evolve(tenant: Tenant, event: TenantEvent) -> Tenant:
+    if isinstance(event, KeyEvent):
+        return replace(tenant, keys=api_key.evolve(tenant.keys, event))
     match event:
         case TenantCreated(tier=tier):
             return replace(tenant, exists=True, tier=tier)
@@ -105,14 +110,6 @@ def evolve(tenant: Tenant, event: TenantEvent) -> Tenant:
             return replace(tenant, deleted=True)
         case TenantBudgetSet(tokens=tokens, period=period):
             return replace(tenant, budget=(tokens, period))
-        case ApiKeyIssued(key_id=key):
-            return replace(tenant, live_keys=tenant.live_keys | {key})
-        case ApiKeyRevoked(key_id=key):
-            return replace(
-                tenant,
-                live_keys=tenant.live_keys - {key},
-                revoked_keys=tenant.revoked_keys | {key},
-            )
     return tenant
 
 
@@ -153,22 +150,6 @@ class SetBudget(Command, frozen=True):
     now: float
 
 
-class IssueApiKey(Command, frozen=True):
-    tenant_id: TenantId
-    key_id: KeyId
-    name: str
-    last4: str
-    scopes: tuple[str, ...]
-    expires_at: float | None
-    now: float
-
-
-class RevokeApiKey(Command, frozen=True):
-    tenant_id: TenantId
-    key_id: KeyId
-    now: float
-
-
 TenantCommand = (
     CreateTenant
     | ChangeTier
@@ -177,6 +158,9 @@ TenantCommand = (
     | DeleteTenant
     | SetBudget
     | IssueApiKey
+    | RotateApiKey
+    | SuspendApiKey
+    | ResumeApiKey
     | RevokeApiKey
 )
 
@@ -187,6 +171,8 @@ def decide(tenant: Tenant, command: TenantCommand) -> list[Event]:
         return _create(tenant, command)
     if not tenant.exists or tenant.deleted:
         raise NotFound("tenant", command.tenant_id)
+    if isinstance(command, KeyCommand):
+        return api_key.decide(tenant.keys, command)
     match command:
         case ChangeTier(tenant_id, tier, now):
             _check_tier(tier)
@@ -199,10 +185,6 @@ def decide(tenant: Tenant, command: TenantCommand) -> list[Event]:
             return _delete(tenant, tenant_id, now)
         case SetBudget():
             return _set_budget(tenant, command)
-        case IssueApiKey():
-            return _issue_key(tenant, command)
-        case RevokeApiKey():
-            return _revoke_key(tenant, command)
     raise AssertionError(command)
 
 
@@ -215,8 +197,8 @@ def _create(tenant: Tenant, command: CreateTenant) -> list[Event]:
 
 
 def _delete(tenant: Tenant, tenant_id: TenantId, now: float) -> list[Event]:
-    if tenant.live_keys:
-        raise Conflict("in_use", f"{len(tenant.live_keys)} keys are live; revoke them first.")
+    if tenant.keys.live:
+        raise Conflict("in_use", f"{len(tenant.keys.live)} keys are live; revoke them first.")
     return [TenantDeleted(tenant_id, now)]
 
 
@@ -228,37 +210,6 @@ def _set_budget(tenant: Tenant, command: SetBudget) -> list[Event]:
     if tenant.budget == (command.tokens, command.period):
         return []
     return [TenantBudgetSet(command.tenant_id, command.tokens, command.period, command.now)]
-
-
-def _issue_key(tenant: Tenant, command: IssueApiKey) -> list[Event]:
-    if command.key_id in tenant.live_keys:
-        return []
-    if command.key_id in tenant.revoked_keys:
-        raise Conflict("key_revoked", "A revoked key cannot be issued again.")
-    unknown = set(command.scopes) - set(SCOPES)
-    if unknown or not command.scopes:
-        raise Invalid("invalid_scope", f"Scopes are some of {', '.join(SCOPES)}.", "scopes")
-    if command.expires_at is not None and command.expires_at <= command.now:
-        raise Invalid("invalid_expiry", "A key must expire in the future.", "expires_at")
-    return [
-        ApiKeyIssued(
-            command.tenant_id,
-            command.key_id,
-            command.name,
-            command.last4,
-            command.scopes,
-            command.expires_at,
-            command.now,
-        )
-    ]
-
-
-def _revoke_key(tenant: Tenant, command: RevokeApiKey) -> list[Event]:
-    if command.key_id in tenant.revoked_keys:
-        return []
-    if command.key_id not in tenant.live_keys:
-        raise NotFound("key", command.key_id)
-    return [ApiKeyRevoked(command.tenant_id, command.key_id, command.now)]
 
 
 def _check_tier(tier: str) -> None:

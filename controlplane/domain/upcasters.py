@@ -10,7 +10,21 @@ from typing import Any
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
-UPCASTERS: dict[tuple[str, int], Upcaster] = {}
+
+def _key_with_role(data: dict[str, Any]) -> dict[str, Any]:
+    """Keys had no role, only scopes; those with an admin scope were administrators."""
+    administers = any(scope.startswith("admin:") for scope in data["scopes"])
+    return {**data, "role": "admin" if administers else "developer", "models": []}
+
+
+def _access_with_roles(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "access": {**data["access"], "roles": []}}
+
+
+UPCASTERS: dict[tuple[str, int], Upcaster] = {
+    ("ApiKeyIssued", 1): _key_with_role,
+    ("ModelAccessChanged", 1): _access_with_roles,
+}
 
 
 def lift(name: str, version: int, newest: int, data: dict[str, Any]) -> dict[str, Any]:

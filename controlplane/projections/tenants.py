@@ -24,7 +24,8 @@ class Tenant(Row, frozen=True):
 
 
 class ApiKey(Row, frozen=True):
-    """Issued once, revoked at most once; kept while its tenant is."""
+    """Issued once, revoked at most once; kept while its tenant is. Which of its two secrets are
+    good now is said by ``api_key.why_not``."""
 
     indexed: ClassVar = ("tenant_id",)
 
@@ -35,8 +36,16 @@ class ApiKey(Row, frozen=True):
     scopes: tuple[str, ...]
     expires_at: float | None
     created_at: float
+    role: str = "developer"
+    secret_id: str = ""
+    previous_secret_id: str = ""
+    previous_until: float = 0.0
+    rotated_at: float | None = None
+    suspended: bool = False
+    suspended_reason: str = ""
     revoked: bool = False
     revoked_at: float | None = None
+    models: tuple[str, ...] = ()
 
 
 def _created(rows: Rows, event: domain.TenantCreated, recorded: Recorded) -> None:
@@ -82,16 +91,43 @@ def _key_issued(rows: Rows, event: domain.ApiKeyIssued, recorded: Recorded) -> N
             event.scopes,
             event.expires_at,
             event.at,
+            event.role,
+            event.key_id,
+            models=event.models,
         )
     )
     _count_keys(rows, event.tenant_id, recorded)
 
 
-def _key_revoked(rows: Rows, event: domain.ApiKeyRevoked, recorded: Recorded) -> None:
+def _change_key(rows: Rows, event: domain.KeyEvent, recorded: Recorded, **fields: object) -> None:
     key = rows.get(ApiKey, event.key_id)
     if key is not None:
-        rows.put(replace(key, revoked=True, revoked_at=event.at))
+        rows.put(replace(key, **fields))
     _count_keys(rows, event.tenant_id, recorded)
+
+
+def _key_rotated(rows: Rows, event: domain.ApiKeyRotated, recorded: Recorded) -> None:
+    key = rows.get(ApiKey, event.key_id)
+    fields = {
+        "secret_id": event.secret_id,
+        "last4": event.last4,
+        "previous_secret_id": key.secret_id if key else "",
+        "previous_until": event.previous_until,
+        "rotated_at": event.at,
+    }
+    _change_key(rows, event, recorded, **fields)
+
+
+def _key_suspended(rows: Rows, event: domain.ApiKeySuspended, recorded: Recorded) -> None:
+    _change_key(rows, event, recorded, suspended=True, suspended_reason=event.reason)
+
+
+def _key_resumed(rows: Rows, event: domain.ApiKeyResumed, recorded: Recorded) -> None:
+    _change_key(rows, event, recorded, suspended=False, suspended_reason="")
+
+
+def _key_revoked(rows: Rows, event: domain.ApiKeyRevoked, recorded: Recorded) -> None:
+    _change_key(rows, event, recorded, revoked=True, revoked_at=event.at)
 
 
 def _count_keys(rows: Rows, tenant_id: str, recorded: Recorded) -> None:
@@ -101,7 +137,7 @@ def _count_keys(rows: Rows, tenant_id: str, recorded: Recorded) -> None:
 
 PROJECTION = Projection(
     "tenants",
-    1,
+    2,
     (Tenant, ApiKey),
     {
         domain.TenantCreated: _created,
@@ -111,6 +147,9 @@ PROJECTION = Projection(
         domain.TenantBudgetSet: _budget,
         domain.TenantDeleted: _deleted,
         domain.ApiKeyIssued: _key_issued,
+        domain.ApiKeyRotated: _key_rotated,
+        domain.ApiKeySuspended: _key_suspended,
+        domain.ApiKeyResumed: _key_resumed,
         domain.ApiKeyRevoked: _key_revoked,
     },
 )

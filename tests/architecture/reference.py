@@ -1,4 +1,4 @@
-"""The generated part of the package READMEs: settings, events, metrics, commands.
+"""The generated part of the package READMEs: settings, events, metrics, commands, access.
 
 ``python -m tests.architecture.reference`` rewrites the text between the markers; a test compares.
 What is described where it is defined cannot be forgotten here, and what has no description fails.
@@ -91,6 +91,16 @@ def commands_table() -> str:
     return table(["command", "what it does"], rows)
 
 
+def roles_table() -> str:
+    policy = import_module("controlplane.domain.policy")
+    return table(["resource", *policy.ROLES, "within one tenant"], [list(r) for r in policy.rows()])
+
+
+def rules_table() -> str:
+    access = import_module("tests.architecture.access")
+    return table(["surface", "address", "asks for"], [list(row) for row in access.rules()])
+
+
 def environment(module: str, name: str) -> type[BaseSettings]:
     return getattr(import_module(module), name)
 
@@ -105,6 +115,8 @@ def sections() -> dict[str, dict[str, str]]:
             "commands": commands_table(),
             "metrics": metrics_table(metrics("controlplane")),
             "events": events_table(),
+            "roles": roles_table(),
+            "rules": rules_table(),
         },
         "gpuagent/README.md": {
             "settings": settings_table(environment("gpuagent.agent.config", "AgentSettings")),
@@ -125,6 +137,7 @@ def filled(text: str, parts: dict[str, str]) -> str:
 
 
 def main() -> None:
+    import_module("django").setup()
     for readme, parts in sections().items():
         path = ROOT / readme
         path.write_text(filled(path.read_text(), parts))

@@ -145,7 +145,7 @@ def test_two_processes_deciding_on_one_stream_lose_nothing(stores: Stores) -> No
     with ThreadPoolExecutor(8) as pool:
         versions = list(pool.map(issue, range(24)))
     assert sorted(versions) == list(range(2, 26))
-    assert len(handlers[0].state(tenant.DECIDER, STREAM)[1].live_keys) == 24
+    assert len(handlers[0].state(tenant.DECIDER, STREAM)[1].keys.live) == 24
 
 
 def test_a_refusal_is_not_given_on_an_old_state(stores: Stores) -> None:

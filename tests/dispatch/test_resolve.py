@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.dispatch.refusals import ModelNotFound, NoAccess
-from controlplane.dispatch.resolve import Catalog, choose_arm, resolve, visible_names
+from controlplane.dispatch.resolve import Caller, Catalog, choose_arm, resolve, visible_names
 from controlplane.domain.model import (
     Access,
     ModelAccessChanged,
@@ -38,8 +38,12 @@ def catalog(*extra: object) -> Catalog:
     return made
 
 
+def of(tenant: str, role: str = "developer", *models: str) -> Caller:
+    return Caller(tenant, role, models)
+
+
 def version(made: Catalog, name: str, user: str | None = "ann", tenant: str = "acme") -> str:
-    return str(resolve(made, name, tenant, user, "req-1").version_id)
+    return str(resolve(made, name, of(tenant), user, "req-1").version_id)
 
 
 def test_a_bare_name_means_the_default_version() -> None:
@@ -61,7 +65,7 @@ def test_an_alias_means_its_model_until_it_is_removed() -> None:
 def test_an_alias_goes_through_the_route_of_its_model() -> None:
     """Alias, route, arm, version: the route of the model's name decides."""
     made = catalog(RouteCreated("m", (Arm("old", "m@v1", 1.0),), True, 0.0))
-    found = resolve(made, "chat", "acme", "ann")
+    found = resolve(made, "chat", of("acme"), "ann")
     assert (found.route, found.arm, found.version_id) == ("m", "old", "m@v1")
     made.apply(RouteDeleted("m", 0.0))
     assert version(made, "chat") == "m@v1"
@@ -87,17 +91,39 @@ def test_no_access_reads_exactly_like_absence() -> None:
     with pytest.raises(ModelNotFound) as absent:
         version(catalog(), "n", tenant="other")
     assert hidden.value.message == absent.value.message.replace("'n'", "'m'")
-    assert visible_names(private, "acme") == ["chat", "m"]
-    assert visible_names(private, "other") == []
+    assert visible_names(private, of("acme")) == ["chat", "m"]
+    assert visible_names(private, of("other")) == []
+
+
+def test_a_model_for_some_roles_is_absent_for_the_others() -> None:
+    """Public or not, the listed roles narrow it; a role alone opens no other tenant's model."""
+    for access in (Access(True, (), ("operator",)), Access(False, ("acme",), ("operator",))):
+        made = catalog(ModelAccessChanged("m", access, 0.0))
+        assert visible_names(made, of("acme", "operator")) == ["chat", "m"]
+        assert visible_names(made, of("acme", "developer")) == []
+    assert visible_names(made, of("other", "operator")) == []
+
+
+def test_a_key_for_some_models_asks_for_no_others() -> None:
+    """By the name it was given: a model's, which allows its routes and aliases, or a route's."""
+    made = catalog(
+        ModelRegistered("n", 0.0),
+        ModelVersionAdded("n", SPEC, 0.0),
+        RouteCreated("r", (Arm("a", "m@v1", 1.0),), True, 0.0),
+    )
+    assert visible_names(made, of("acme", "developer", "m")) == ["chat", "m", "r"]
+    assert visible_names(made, of("acme", "developer", "r")) == ["r"]
+    with pytest.raises(NoAccess):
+        resolve(made, "m@v1", of("acme", "developer", "r", "n"), None)
 
 
 def test_a_user_stays_on_one_arm_and_requests_without_one_spread() -> None:
     arms = (Arm("a", "m@v1", 1.0), Arm("b", "m@v2", 1.0))
     made = catalog(RouteCreated("r", arms, True, 0.0))
-    assert len({resolve(made, "r", "t", "ann", f"q{n}").arm for n in range(50)}) == 1
-    assert {resolve(made, "r", "t", None, f"q{n}").arm for n in range(50)} == {"a", "b"}
+    assert len({resolve(made, "r", of("t"), "ann", f"q{n}").arm for n in range(50)}) == 1
+    assert {resolve(made, "r", of("t"), None, f"q{n}").arm for n in range(50)} == {"a", "b"}
     loose = catalog(RouteCreated("r", arms, False, 0.0))
-    assert {resolve(loose, "r", "t", "ann", f"q{n}").arm for n in range(50)} == {"a", "b"}
+    assert {resolve(loose, "r", of("t"), "ann", f"q{n}").arm for n in range(50)} == {"a", "b"}
 
 
 def test_shares_follow_the_weights() -> None:

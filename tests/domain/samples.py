@@ -35,7 +35,12 @@ SAMPLES: tuple[Event, ...] = (
     tenant.TenantResumed(ACME, 4.0),
     tenant.TenantDeleted(ACME, 5.0),
     tenant.TenantBudgetSet(ACME, 1_000_000, "month", 6.0),
-    tenant.ApiKeyIssued(ACME, KEY, "laptop", "wxyz", ("inference",), None, 7.0),
+    tenant.ApiKeyIssued(
+        ACME, KEY, "laptop", "wxyz", ("inference",), None, 7.0, "developer", ("smollm2",)
+    ),
+    tenant.ApiKeyRotated(ACME, KEY, "ba9876543210", "abcd", 90.0, 7.1),
+    tenant.ApiKeySuspended(ACME, KEY, "leaked?", 7.2),
+    tenant.ApiKeyResumed(ACME, KEY, 7.3),
     tenant.ApiKeyRevoked(ACME, KEY, 8.0),
     model.ModelRegistered("smollm2", 1.0),
     model.ModelVersionAdded("smollm2", SPEC, 2.0),
@@ -44,7 +49,7 @@ SAMPLES: tuple[Event, ...] = (
     model.ModelDefaultVersionSet("smollm2", "v1", 5.0),
     model.ModelAliasAdded("smollm2", "small", 6.0),
     model.ModelAliasRemoved("smollm2", "small", 7.0),
-    model.ModelAccessChanged("smollm2", model.Access(False, ("acme",)), 8.0),
+    model.ModelAccessChanged("smollm2", model.Access(False, ("acme",), ("admin",)), 8.0),
     model.ModelPriceSet("smollm2", "v1", Price(150_000, 75_000, 600_000), 9.0),
     route.RouteCreated("chat", ARMS, True, 1.0),
     route.RouteArmsChanged("chat", ARMS[:1], False, 2.0),

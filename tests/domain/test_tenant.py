@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controlplane.domain import tenant
+from controlplane.domain.api_key import Keys
 from controlplane.domain.decider import Event, fold
 from controlplane.domain.ids import KeyId, TenantId
 from controlplane.domain.tenant import (
@@ -121,5 +122,5 @@ def test_a_tenant_with_live_keys_is_not_deleted() -> None:
 def test_state_holds_what_the_next_decision_needs() -> None:
     state = fold(tenant.DECIDER, [CREATED, ISSUED, TenantBudgetSet(T, 5, "day", 3.0), REVOKED])
     assert state == replace(
-        tenant.Tenant(), exists=True, budget=(5, "day"), revoked_keys=frozenset({K})
+        tenant.Tenant(), exists=True, budget=(5, "day"), keys=Keys({}, frozenset({K}))
     )

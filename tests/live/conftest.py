@@ -18,7 +18,7 @@ from controlplane.adapters.access import keys, tokens
 from controlplane.application.fleet import NodeLoad
 from controlplane.application.ports import EventMeta
 from controlplane.domain import tenant
-from controlplane.domain.ids import TenantId
+from controlplane.domain.ids import KeyId, TenantId
 from controlplane.entrypoints.live import routing
 from controlplane.entrypoints.live.hub import Hub
 from controlplane.entrypoints.rest.edge import EdgeGuard
@@ -105,7 +105,12 @@ async def fresh_key(tenant_id: str, *scopes: str) -> str:
 
 def make_key(tenant_id: str, *scopes: str) -> str:
     key_id, secret, full = tokens.new_key()
-    keys.store_key(key_id, secret, tenant_id, scopes, None)
+    keys.store_secret(key_id, key_id, secret, tenant_id)
+    now, role = time.time(), "admin" if "admin:read" in scopes else "developer"
+    command = tenant.IssueApiKey(
+        TenantId(tenant_id), KeyId(key_id), "test", secret[-4:], scopes, None, now, role
+    )
+    order(tenant_id, command)
     return full
 
 
@@ -123,4 +128,5 @@ def order(name: str, command: tenant.TenantCommand) -> int:
 @pytest.fixture
 def operator(database: Path) -> str:
     """A key that may hear everything."""
+    create_tenant("operators")
     return make_key("operators", "admin:read")

@@ -11,8 +11,9 @@ import pytest
 from controlplane import bootstrap
 from controlplane.application.fleet import DeviceLoad, NodeLoad
 from controlplane.domain import model, node, placement, route, tenant
-from controlplane.domain.event_types import decode
+from controlplane.domain.event_types import decode, schema_version
 from controlplane.domain.ids import NodeId, ReplicaId, TenantId, VersionId
+from controlplane.domain.policy import Principal
 from controlplane.entrypoints.live import hub as hub_module
 from controlplane.entrypoints.live.hub import Subscriber
 from controlplane.entrypoints.rest import reading
@@ -25,18 +26,20 @@ LOAD = NodeLoad(
     devices=(DeviceLoad(0, 0.5, 1, 2, 0, 40.0, 10.0),), replicas=(),
 )  # fmt: skip
 
+FLEET = Principal("user:test", "viewer")
+
 
 async def test_a_listener_hears_from_now_on(live: Live, operator: str) -> None:
     create_tenant("before")
     async with live.subscribed(operator) as one:
         hello = await one.next()
-        assert (hello["type"], hello["position"]) == ("hello", 1)
+        assert (hello["type"], hello["position"]) == ("hello", 3)
         create_tenant("acme")
         event = await one.next("event")
-        assert (event["position"], event["event_type"]) == (2, "TenantCreated")
+        assert (event["position"], event["event_type"]) == (4, "TenantCreated")
         assert event["data"]["tenant_id"] == "acme" and event["actor"] == "user:test"
         heartbeat = await one.next("heartbeat")
-        assert heartbeat["position"] == 2 and abs(heartbeat["at"] - time.time()) < 5
+        assert heartbeat["position"] == 4 and abs(heartbeat["at"] - time.time()) < 5
 
 
 async def test_a_listener_resumes_where_it_was_without_gap_or_repeat(
@@ -46,11 +49,11 @@ async def test_a_listener_resumes_where_it_was_without_gap_or_repeat(
         create_tenant(f"t{index}")
     async with live.subscribed(operator, after=7) as one:
         assert (await one.next("hello"))["position"] == 7
-        heard = [(await one.next("event"))["position"] for _ in range(23)]
+        heard = [(await one.next("event"))["position"] for _ in range(25)]
         for index in range(30, 60):
             await asyncio.to_thread(create_tenant, f"t{index}")
         heard += [(await one.next("event"))["position"] for _ in range(30)]
-    assert heard == list(range(8, 61))
+    assert heard == list(range(8, 63))
 
 
 async def test_listeners_joining_in_the_middle_of_writing_miss_nothing(
@@ -84,9 +87,9 @@ async def test_too_far_behind_or_ahead_is_a_reset(
         create_tenant(f"t{index}")
     async with live.subscribed(operator, after=after) as one:
         reset = await one.next()
-        assert (reset["type"], reset["position"]) == ("reset", 5)
+        assert (reset["type"], reset["position"]) == ("reset", 7)
         create_tenant("next")
-        assert (await one.next("event"))["position"] == 6
+        assert (await one.next("event"))["position"] == 8
 
 
 def test_a_queue_is_bounded_and_its_loss_is_said() -> None:
@@ -188,8 +191,8 @@ def shown(source: Source) -> dict[str, Any]:
     query = {"limit": 1000, "offset": 0}
     return {
         "tenants": reading.tenants(source, query, None),
-        "models": reading.models(source, query, None),
-        "routes": reading.routes(source, query, None),
+        "models": reading.models(source, query, FLEET),
+        "routes": reading.routes(source, query, FLEET),
         "nodes": reading.nodes(source, query),
         "placements": reading.placements(source, query),
     }
@@ -233,5 +236,5 @@ class Pushed(msgspec.Struct, frozen=True):
 
 def from_frame(frame: dict[str, Any]) -> Pushed:
     kind = frame["event_type"]
-    event = decode(kind, 1, msgspec.json.encode({**frame["data"], "type": kind}))
+    event = decode(kind, schema_version(kind), msgspec.json.encode({**frame["data"], "type": kind}))
     return Pushed(frame["position"], frame["version"], frame["stream"], kind, META, event)

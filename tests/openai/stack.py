@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from controlplane.adapters.access import keys, tokens
 from controlplane.adapters.clock import SystemClock
@@ -160,10 +161,11 @@ class Stack:
             self.order(tenant.DECIDER, stream, command)
         return self.add_key(name)
 
-    def add_key(self, name: str, scopes: tuple[str, ...] = ("inference",)) -> str:
+    def add_key(self, name: str, scopes: tuple[str, ...] = ("inference",), **fields: Any) -> str:
         key_id, secret, full = tokens.new_key()
-        keys.store_key(key_id, secret, name, scopes, None)
-        command = tenant.IssueApiKey(name, key_id, "test", secret[-4:], scopes, None, time.time())
+        keys.store_secret(key_id, key_id, secret, name)
+        fields = {"expires_at": None, "now": time.time()} | fields
+        command = tenant.IssueApiKey(name, key_id, "test", secret[-4:], scopes, **fields)
         self.order(tenant.DECIDER, f"tenant-{name}", command)
         return full
 

@@ -239,12 +239,20 @@ def test_an_alias_and_a_pin_reach_the_version(stack: Stack, key: str) -> None:
         assert answer.headers["x-engine-model-version"] == "fast@v1"
 
 
-def test_health_and_metrics_are_open(stack: Stack, key: str) -> None:
-    """Probes need no key; the metrics have vLLM's names under our prefix."""
+def test_probes_are_open_and_metrics_for_operators(stack: Stack, key: str) -> None:
+    """The metrics, of every tenant, have vLLM's names under our prefix."""
     post(stack, CHAT, asked(stream=True), key=key)
     for path in ("/health", "/livez", "/readyz"):
         assert CLIENT.get(stack.gateway.url + path).status_code == 200
-    text = CLIENT.get(stack.gateway.url + "/metrics").text
+    url, scopes = stack.gateway.url + "/metrics", ("inference", "admin:read")
+    stack.add_tenant("operators")
+    own = stack.add_key("acme", scopes, role="auditor")
+    for token in (key, own):
+        refused = CLIENT.get(url, headers={"Authorization": f"Bearer {token}"})
+        assert refused.status_code == 403
+    assert CLIENT.get(url).status_code == 401
+    ours = stack.add_key("operators", scopes, role="auditor")
+    text = CLIENT.get(url, headers={"Authorization": f"Bearer {ours}"}).text
     assert 'engine:time_to_first_token_seconds_bucket{le="0.001",model_name="fast@v1"}' in text
     assert 'engine_tenant_tokens_total{kind="generation",tenant="acme"}' in text
     for name in ("inter_token_latency_seconds", "e2e_request_latency_seconds"):

@@ -74,7 +74,8 @@ def login(username: str, role: str, tenant_id: str = "") -> Api:
 
 def key_of(admin: Api, tenant_id: str, *scopes: str) -> Api:
     """A client with a fresh key of the tenant."""
-    body = {"name": "test", "scopes": list(scopes)}
+    role = "admin" if set(scopes) - {"inference"} else "developer"
+    body = {"name": "test", "scopes": list(scopes), "role": role}
     answer = admin.post(f"tenants/{tenant_id}/keys/", body)
     assert answer.status_code == 201, answer.content
     assert tokens.split_key(answer.json()["secret"])

@@ -7,16 +7,17 @@ from django.core.management import call_command
 
 from controlplane.adapters.access import keys, tokens, users
 from controlplane.adapters.access.models import ApiKeySecret
-from controlplane.adapters.access.policy import (
+from controlplane.config import settings as product
+from controlplane.domain.policy import (
     READ,
     RESOURCES,
     ROLES,
+    USE,
     WRITE,
     Principal,
     allowed,
-    role_of_scopes,
+    may_grant,
 )
-from controlplane.config import settings as product
 
 
 def test_a_key_is_recognised_by_its_full_text_only() -> None:
@@ -47,15 +48,20 @@ def test_a_ticket_holds_for_ten_minutes_and_not_a_byte_changed() -> None:
         assert tokens.read_ticket(text, now=1001.0) is None
 
 
-def test_a_revoked_or_expired_key_is_nobody() -> None:
+def test_a_secret_is_kept_as_a_hash_and_its_use_noted_once_a_minute() -> None:
+    """Whoever reads the table learns no secret; a busy key costs one write a minute."""
     key_id, secret, full = tokens.new_key()
-    keys.store_key(key_id, secret, "acme", ["inference"], expires_at=2000.0)
+    keys.store_secret(key_id, key_id, secret, "acme")
     assert secret not in str(ApiKeySecret.objects.values().get())
-    found = keys.find_key(full, now=1000.0)
+    found = keys.match(full)
     assert found is not None and found.tenant_id == "acme"
-    assert keys.find_key(full, now=2000.0) is None
-    keys.revoke_key(key_id)
-    assert keys.find_key(full, now=1000.0) is None
+    for now in (1000.0, 1030.0, 1059.0):
+        keys.write_last_use({key_id: now})
+    assert keys.last_uses("acme") == {key_id: 1000.0}
+    keys.write_last_use({key_id: 1061.0})
+    assert keys.last_uses("acme") == {key_id: 1061.0}
+    keys.forget_key(key_id)
+    assert keys.match(full) is None
 
 
 def test_the_policy_denies_what_it_does_not_name() -> None:
@@ -69,18 +75,41 @@ def test_the_policy_denies_what_it_does_not_name() -> None:
 
 
 def test_a_confined_admin_rules_its_tenant_and_not_the_fleet() -> None:
-    key = Principal("key:1", role_of_scopes(["inference", "admin:write"]), "acme")
+    key = Principal("key:1", "admin", "acme", ("inference", "admin:write"))
     assert allowed(key, WRITE, "key") and allowed(key, READ, "request")
-    for resource in ("budget", "tenant", "model", "node", "route", "catalog"):
+    for resource in ("budget", "tenant", "model", "node", "route", "catalog", "user", "system"):
         assert not allowed(key, WRITE, resource)
     assert not allowed(key, READ, "node")
     assert key.reaches("acme") and not key.reaches("globex")
 
 
-def test_readers_write_nothing() -> None:
+def test_readers_write_nothing_and_use_nothing() -> None:
     for role in ("auditor", "viewer"):
-        assert not any(allowed(Principal("user:x", role), WRITE, r) for r in RESOURCES)
-    assert role_of_scopes(["inference"]) == ""
+        for action in (WRITE, USE):
+            assert not any(allowed(Principal("user:x", role), action, r) for r in RESOURCES)
+
+
+def test_a_scope_narrows_a_role_and_never_widens_it() -> None:
+    """For every role, resource and action: with fewer scopes, fewer rights."""
+    for role in ROLES:
+        everything = Principal("key:1", role)
+        for scopes in ((), ("inference",), ("admin:read",), ("admin:write",), ("all",)):
+            key = Principal("key:1", role, scopes=scopes)
+            for resource in RESOURCES:
+                for action in (READ, WRITE, USE):
+                    assert allowed(everything, action, resource) or not allowed(
+                        key, action, resource
+                    )
+    assert not any(allowed(Principal("k", "admin", "", ("inference",)), READ, r) for r in RESOURCES)
+
+
+def test_nobody_grants_above_themselves() -> None:
+    """Administrators any role; developers their own, for inference; the others nothing."""
+    for role in ROLES:
+        assert may_grant(Principal("user:x", "admin"), role, ("admin:write",))
+        mine = Principal("user:x", "developer")
+        assert may_grant(mine, role, ("inference",)) == (role == "developer")
+        assert not may_grant(mine, role, ("inference", "admin:read"))
 
 
 def test_five_wrong_passwords_close_the_door_for_a_while() -> None:

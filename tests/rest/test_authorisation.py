@@ -3,55 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from django.urls import URLPattern, URLResolver, get_resolver
-from rest_framework.permissions import AllowAny
-
-from controlplane.adapters.access.policy import RESOURCES, WRITE, Principal, allowed
-from controlplane.entrypoints.live import routing
-from controlplane.entrypoints.rest import health, spa
-from controlplane.entrypoints.rest.security import Open, Policy
+from controlplane.domain.policy import WRITE, Principal, allowed
 from controlplane.entrypoints.rest.views.session import Session
+from tests.architecture.access import patterns
 from tests.rest.conftest import PASSWORD, Api, key_of, login, position_of
 from tests.rest.test_bad_input import SPEC, WRITES, problem
-
-# Open to everybody, on purpose; anything else needs a rule.
-OPEN_FUNCTIONS = {health.livez, health.readyz, spa.index}
-OPEN_VIEWS = {Session}
-
-
-def patterns(found: Any = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for one in get_resolver().url_patterns if found is None else found:
-        if isinstance(one, URLResolver):
-            yield from patterns(one.url_patterns, prefix + str(one.pattern))
-        else:
-            assert isinstance(one, URLPattern)
-            yield prefix + str(one.pattern), one.callback
-
-
-def test_every_address_has_an_access_rule() -> None:
-    seen = 0
-    for address, callback in patterns():
-        view = getattr(callback, "cls", None)
-        seen += 1
-        if view is None:
-            assert callback in OPEN_FUNCTIONS, address
-            continue
-        rules = set(view.permission_classes)
-        assert rules and AllowAny not in rules, address
-        if Open in rules:
-            assert view in OPEN_VIEWS, address
-        else:
-            assert rules == {Policy} and view.resource in RESOURCES, address
-    assert seen > 35
-
-
-def test_every_websocket_address_has_an_access_rule() -> None:
-    for pattern in routing.patterns(hub=None):  # type: ignore[arg-type]
-        consumer = getattr(pattern.callback, "consumer_class", None)
-        if consumer is None:
-            assert pattern.callback is routing.refuse
-        else:
-            assert consumer.resource in RESOURCES
 
 
 def addresses() -> Iterator[str]:
@@ -172,7 +128,8 @@ def test_roles_may_write_what_the_policy_says(admin: Api) -> None:
         person = login(role, role)
         for method, path, body in WRITES[1:]:
             resource = resources[path.partition("/")[0]]
-            resource = {"keys": "key", "budget": "budget"}.get(path.split("/")[-2], resource)
+            inner = next((part for part in ("keys", "budget") if f"/{part}/" in path), "")
+            resource = {"keys": "key", "budget": "budget"}.get(inner, resource)
             status = person.call(method, f"{path}?dry_run=true", body).status_code
             if path == "tickets/":
                 status = person.call(method, path, body).status_code

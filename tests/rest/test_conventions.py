@@ -135,7 +135,7 @@ def test_models_versions_routes_and_their_refusals(admin: Api) -> None:
     at = position_of(scaled)
     model = admin.get(f"models/m/?min_position={at}").json()
     assert model["aliases"] == ["small"] and model["default_version"] == "v1"
-    assert model["access"] == {"public": False, "tenants": ["acme"]}
+    assert model["access"] == {"public": False, "tenants": ["acme"], "roles": []}
     version = model["versions"][0]
     assert (version["status"], version["max_replicas"]) == ("unplaced", 3)
     assert version == admin.get("models/m/versions/v1/").json()

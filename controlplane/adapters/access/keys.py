@@ -1,65 +1,75 @@
-"""API keys at rest: store, recognise, revoke."""
+"""API keys at rest: what recognises their secrets, and when each was last used.
 
-from collections.abc import Sequence
+Whether a key is good (revoked, suspended, expired, rotated) is not kept here but in the log, where
+every process reads it; a secret without its event opens nothing, and nobody was shown it.
+"""
 
-from django.conf import settings
+from collections.abc import Mapping
+
+from django.db.models import Q
 
 from controlplane.adapters.access import tokens
 from controlplane.adapters.access.models import ApiKeySecret
-from controlplane.adapters.access.policy import Principal, role_of_scopes
 
-_LAST_USE_SECONDS = 60.0  # `last_used_at` is written at most this often
+LAST_USE_SECONDS = 60.0  # `last_used_at` is written at most this often
+_NO_HASH = "0" * 64
 
 
-def store_key(
-    key_id: str, secret: str, tenant_id: str, scopes: Sequence[str], expires_at: float | None
-) -> None:
-    """Keep what recognises the key. Call before the event: a row without one opens nothing new,
-    since nobody was shown its secret, while an event without a row would be a dead key."""
+def store_secret(secret_id: str, key_id: str, secret: str, tenant_id: str) -> None:
+    """Keep what recognises the secret. Call before its event: an event without a row would be a
+    dead key. A key's first secret bears the key's own id."""
     ApiKeySecret.objects.create(
+        secret_id=secret_id,
         key_id=key_id,
         tenant_id=tenant_id,
         hash=tokens.hash_secret(secret),
-        scopes=list(scopes),
-        expires_at=expires_at,
     )
 
 
+def forget_secret(secret_id: str) -> None:
+    """Erase one row, when what it was stored for failed after all."""
+    ApiKeySecret.objects.filter(secret_id=secret_id).delete()
+
+
 def forget_key(key_id: str) -> None:
-    """Erase the row, when issuing failed after all."""
+    """Erase every secret of a key; once it is revoked, nothing needs them."""
     ApiKeySecret.objects.filter(key_id=key_id).delete()
 
 
-def revoke_key(key_id: str) -> None:
-    ApiKeySecret.objects.filter(key_id=key_id).update(revoked=True)
+def match(text: str) -> ApiKeySecret | None:
+    """The stored secret that ``text`` is, else None; takes as long for a wrong one as for a right.
 
-
-def find_key(text: str, now: float) -> ApiKeySecret | None:
-    """The live key that ``text`` is, else None; takes as long for a wrong secret as for a right."""
+    That the secret matches does not mean that the key is good: ask the log.
+    """
     parts = tokens.split_key(text)
     if parts is None:
         return None
     key_id, secret = parts
-    key = ApiKeySecret.objects.filter(key_id=key_id).first()
-    matches = tokens.secret_matches(secret, key.hash if key else "0" * 64)
-    if key is None or not matches or key.revoked:
-        return None
-    if key.expires_at is not None and key.expires_at <= now:
-        return None
-    _note_use(key, now)
-    return key
+    stored = list(ApiKeySecret.objects.filter(key_id=key_id))
+    found = None
+    for row in stored:
+        if tokens.secret_matches(secret, row.hash):
+            found = row
+    if not stored:
+        tokens.secret_matches(secret, _NO_HASH)
+    return found
 
 
-def _note_use(key: ApiKeySecret, now: float) -> None:
-    if key.last_used_at is None or now - key.last_used_at > _LAST_USE_SECONDS:
-        ApiKeySecret.objects.filter(key_id=key.key_id).update(last_used_at=now)
+def note_use(row: ApiKeySecret, now: float) -> None:
+    if row.last_used_at is None or now - row.last_used_at >= LAST_USE_SECONDS:
+        write_last_use({row.secret_id: now})
 
 
-def principal_of_key(text: str, now: float) -> Principal | None:
-    """The principal of a live key. Its role is empty, which is allowed nothing, unless it has an
-    admin scope; it is confined to its tenant unless that is the operators' own."""
-    key = find_key(text, now)
-    if key is None:
-        return None
-    confined_to = "" if key.tenant_id == settings.OPERATOR_TENANT else key.tenant_id
-    return Principal(f"key:{key.key_id}", role_of_scopes(key.scopes), confined_to)
+def write_last_use(used: Mapping[str, float]) -> None:
+    """``secret_id`` → Unix seconds; an earlier or hardly later time than the kept one is not
+    written, however many processes saw the key."""
+    for secret_id, at in used.items():
+        older = Q(last_used_at__isnull=True) | Q(last_used_at__lte=at - LAST_USE_SECONDS)
+        ApiKeySecret.objects.filter(older, secret_id=secret_id).update(last_used_at=at)
+
+
+def last_uses(tenant_id: str) -> dict[str, float]:
+    """When each secret of the tenant was last used, by secret id."""
+    rows = ApiKeySecret.objects.filter(tenant_id=tenant_id)
+    used = rows.values_list("secret_id", "last_used_at")
+    return {secret_id: at for secret_id, at in used if at is not None}

@@ -3,18 +3,16 @@
 from django.conf import settings
 from django.db import models
 
-from controlplane.adapters.access.policy import ROLES
+from controlplane.domain.policy import ROLES
 
 
 class ApiKeySecret(models.Model):
-    """What is needed to recognise one API key; times are Unix seconds (UTC)."""
+    """What is needed to recognise one secret of an API key; times are Unix seconds (UTC)."""
 
-    key_id = models.CharField(max_length=32, primary_key=True)
+    secret_id = models.CharField(max_length=32, primary_key=True)
+    key_id = models.CharField(max_length=32, db_index=True)
     tenant_id = models.CharField(max_length=63, db_index=True)
     hash = models.CharField(max_length=64)
-    scopes = models.JSONField(default=list)
-    expires_at = models.FloatField(null=True)
-    revoked = models.BooleanField(default=False)
     last_used_at = models.FloatField(null=True)
 
 

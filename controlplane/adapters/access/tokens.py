@@ -4,8 +4,9 @@ A key is ``sk_<key id>.<secret>``. The key id is public and finds the row; of th
 HMAC-SHA-256 under the installation's secret key is stored. The secret has 256 random bits, so a
 slow password hash would add 300 ms to each request and no safety.
 
-A ticket is ``tkt_<payload>.<mac>``: a tenant and a subject, good for ten minutes, made by the web
-process for the dashboard's playground and checked by a gateway without any look-up::
+A ticket is ``tkt_<payload>.<mac>``: a tenant, a subject and its role, good for ten
+minutes, made by the web process for the dashboard's playground and checked by a gateway without
+any look-up::
 
     ticket = sign_ticket("acme", "user:ann", now=0.0)
     read_ticket(ticket.text, now=60.0)  # Ticket(text=…, tenant_id="acme", subject="user:ann", …)
@@ -37,6 +38,12 @@ def new_key() -> tuple[str, str, str]:
     return key_id, secret, f"{KEY_PREFIX}{key_id}.{secret}"
 
 
+def new_secret(key_id: str) -> tuple[str, str, str]:
+    """``(secret_id, secret, full)`` of one more secret of a key."""
+    secret_id, secret, _ = new_key()
+    return secret_id, secret, f"{KEY_PREFIX}{key_id}.{secret}"
+
+
 def split_key(text: str) -> tuple[str, str] | None:
     """``(key_id, secret)`` of a full key, or None if it does not have the form of one."""
     if len(text) > MAX_TOKEN_LENGTH:
@@ -58,27 +65,33 @@ def secret_matches(secret: str, stored_hash: str) -> bool:
 class _Claims(msgspec.Struct, frozen=True):
     tenant: str
     sub: str
+    role: str
     exp: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """``expires_at`` in Unix seconds; ``subject`` is ``user:<name>``."""
+    """``expires_at`` in Unix seconds; ``subject`` is ``user:<name>``, of that ``role``."""
 
     text: str
     tenant_id: str
     subject: str
+    role: str
     expires_at: float
 
 
 def sign_ticket(
-    tenant_id: str, subject: str, now: float, seconds: float = TICKET_SECONDS
+    tenant_id: str,
+    subject: str,
+    now: float,
+    seconds: float = TICKET_SECONDS,
+    role: str = "developer",
 ) -> Ticket:
     """A ticket for at most ten minutes from ``now`` (Unix seconds)."""
     expires_at = now + min(seconds, TICKET_SECONDS)
-    payload = msgspec.json.encode(_Claims(tenant_id, subject, expires_at))
+    payload = msgspec.json.encode(_Claims(tenant_id, subject, role, expires_at))
     text = f"{TICKET_PREFIX}{_base64(payload)}.{_base64(_mac(b'ticket', payload))}"
-    return Ticket(text, tenant_id, subject, expires_at)
+    return Ticket(text, tenant_id, subject, role, expires_at)
 
 
 def read_ticket(text: str, now: float) -> Ticket | None:
@@ -95,7 +108,7 @@ def read_ticket(text: str, now: float) -> Ticket | None:
     claims = msgspec.json.decode(payload, type=_Claims)
     if claims.exp <= now:
         return None
-    return Ticket(text, claims.tenant, claims.sub, claims.exp)
+    return Ticket(text, claims.tenant, claims.sub, claims.role, claims.exp)
 
 
 def _mac(purpose: bytes, message: bytes) -> bytes:

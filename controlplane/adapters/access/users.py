@@ -7,7 +7,7 @@ from django.db import transaction
 from django.db.models import F
 
 from controlplane.adapters.access.models import DashboardUser, LoginFailures
-from controlplane.adapters.access.policy import Principal
+from controlplane.domain.policy import Principal
 
 MAX_FAILURES = 5
 FAILURE_WINDOW_SECONDS = 300.0

@@ -83,6 +83,9 @@ class Permissions:
     subscribe: tuple[str, ...]
 
 
+# Subjects that no node may use, its own name in them or not: how a gateway listens to all nodes.
+CONTROL_ONLY = frozenset({subjects.TELEMETRY_ALL, subjects.frames_of("gw")})
+
 CONTROL_PERMISSIONS = Permissions((">",), (">",))
 
 

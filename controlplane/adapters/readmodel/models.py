@@ -28,8 +28,16 @@ class ApiKey(models.Model):
     scopes = models.JSONField()
     expires_at = models.FloatField(null=True)
     created_at = models.FloatField()
+    role = models.TextField()
+    secret_id = models.TextField()
+    previous_secret_id = models.TextField()
+    previous_until = models.FloatField()
+    rotated_at = models.FloatField(null=True)
+    suspended = models.BooleanField()
+    suspended_reason = models.TextField()
     revoked = models.BooleanField()
     revoked_at = models.FloatField(null=True)
+    models = models.JSONField()  # last, since from here on the name means this
 
 
 class Model(models.Model):

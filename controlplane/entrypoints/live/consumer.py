@@ -21,12 +21,11 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError
 from django.utils.crypto import constant_time_compare
 
-from controlplane.adapters.access.keys import principal_of_key
-from controlplane.adapters.access.policy import READ, Principal, allowed
 from controlplane.adapters.access.users import principal_of
+from controlplane.domain.policy import READ, Principal, allowed
 from controlplane.entrypoints.live.hub import Hub, Subscriber, message
-from controlplane.entrypoints.rest import strict_json
-from controlplane.entrypoints.rest.security import is_active
+from controlplane.entrypoints.rest import identity, strict_json
+from controlplane.entrypoints.rest.problems import Problem
 
 RESOURCE = "event"  # what one must be allowed to read, in the terms of the access policy
 AUTH_SECONDS = 5.0
@@ -158,11 +157,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
 
 def principal_of_token(token: str) -> Principal | None:
-    """Of a live API key whose tenant may use it."""
-    principal = principal_of_key(token, time.time())
-    if principal is None or not is_active(principal):
+    try:
+        return identity.principal_of_token(token)
+    except Problem:
         return None
-    return principal
 
 
 def principal_of_session(scope: dict[str, Any]) -> Principal | None:

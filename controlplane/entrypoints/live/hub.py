@@ -26,7 +26,13 @@ from controlplane import bootstrap
 from controlplane.application.fleet import NodeLoad
 from controlplane.application.ports import Clock, EventStore, RecordedEvent, StoreUnavailable
 from controlplane.domain.decider import Event
-from controlplane.domain.tenant import ApiKeyRevoked, TenantDeleted, TenantSuspended
+from controlplane.domain.tenant import (
+    ApiKeyRevoked,
+    ApiKeyRotated,
+    ApiKeySuspended,
+    TenantDeleted,
+    TenantSuspended,
+)
 from controlplane.entrypoints.rest.events import event_json, visible
 
 logger = logging.getLogger(__name__)
@@ -199,9 +205,10 @@ class Hub:
 
 
 def loses_access(subscriber: Subscriber, event: Event) -> bool:
-    """Whether ``event`` takes from the subscriber the right to listen."""
+    """Whether ``event`` takes from the subscriber the right to listen, or may do: who listens by
+    a rotated key's old secret comes again and is judged anew."""
     match event:
-        case ApiKeyRevoked():
+        case ApiKeyRevoked() | ApiKeySuspended() | ApiKeyRotated():
             return subscriber.actor == f"key:{event.key_id}"
         case TenantSuspended() | TenantDeleted():
             return subscriber.tenant_id == event.tenant_id

@@ -1,8 +1,9 @@
 """The gateway's ASGI application: exact routes, default-deny, every error in one envelope.
 
 A route is chosen by the decoded path, character by character: ``/V1/models``, ``//v1/models`` and
-``/v1/../admin`` are simply other paths and not found. ``/health``, ``/livez``, ``/readyz`` and
-``/metrics`` are open; everything else asks for a token before it reads a body.
+``/v1/../admin`` are simply other paths and not found. ``RULES`` says who may call what: probes are
+open, everything else asks for a token before it reads a body. ``/metrics`` counts every tenant's
+tokens on the port that all of them reach, so it asks for a token too.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,6 +12,7 @@ import msgspec
 import structlog
 
 from controlplane.application.serve import Refused
+from controlplane.domain.policy import OPEN, READ, USE_MODEL, Rule
 from controlplane.entrypoints.openai.handlers import Inference, Models, limit_headers
 from controlplane.entrypoints.openai.metrics import CONTENT_TYPE, GatewayMetrics
 from controlplane.entrypoints.openai.orders import new_request_id
@@ -34,6 +36,19 @@ PREFLIGHT = [
 ]
 
 MAX_MODEL_CHARS = 255
+
+# Every path, and what its caller must be allowed; a path without a rule is not served.
+RULES: dict[str, Rule | None] = {
+    "/v1/chat/completions": USE_MODEL,
+    "/v1/completions": USE_MODEL,
+    "/v1/models": USE_MODEL,
+    MODEL_PREFIX: USE_MODEL,
+    WEBSOCKET_PATH: USE_MODEL,
+    "/health": OPEN,
+    "/livez": OPEN,
+    "/readyz": OPEN,
+    "/metrics": Rule(READ, "system"),
+}
 
 Endpoint = Callable[[Request], Awaitable[None]]
 Health = Callable[[], dict[str, str]]
@@ -62,6 +77,7 @@ class GatewayApp:
         allowed_hosts: Sequence[str],
     ) -> None:
         self._models, self._websockets, self._metrics = models, websockets, metrics
+        self._authenticator = inference.authenticator
         self._readiness, self._allowed_hosts = readiness, allowed_hosts
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": inference.chat},
@@ -72,10 +88,13 @@ class GatewayApp:
             "/readyz": {"GET": self._ready},
             "/metrics": {"GET": self._metrics_text},
         }
+        without = self._routes.keys() - RULES.keys()
+        if without:
+            raise ValueError(f"paths without a rule: {sorted(without)}")
 
     @property
     def paths(self) -> list[str]:
-        return [*self._routes, MODEL_PREFIX]
+        return [*self._routes, MODEL_PREFIX, WEBSOCKET_PATH]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -142,6 +161,9 @@ class GatewayApp:
         await request.respond(503 if wrong else 200, body)
 
     async def _metrics_text(self, request: Request) -> None:
+        header, rule = request.headers.get(b"authorization"), RULES["/metrics"]
+        assert rule is not None
+        await self._authenticator.from_header(header, rule)
         text = self._metrics.exposition()
         await request.respond(200, text, content_type=(b"content-type", CONTENT_TYPE))
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import structlog
 
+from controlplane.adapters.access.issuers import read_issuers
+from controlplane.adapters.access.jwt_tokens import JwtVerifier
 from controlplane.adapters.ledger.reaper import Reaper
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.adapters.natsbus.connection import Bus, connect
@@ -27,11 +29,15 @@ from controlplane.application.settle import Settler
 from controlplane.application.tasks import end_tasks
 from controlplane.domain.ids import version_id
 from controlplane.domain.model import ModelVersionRetired
-from controlplane.domain.tenant import ApiKeyRevoked, TenantDeleted, TenantSuspended
+from controlplane.domain.tenant import (
+    ApiKeyRevoked,
+    ApiKeySuspended,
+    TenantDeleted,
+    TenantSuspended,
+)
 from controlplane.entrypoints.openai.app import GatewayApp
 from controlplane.entrypoints.openai.encoding import Encoders
 from controlplane.entrypoints.openai.handlers import Inference, Models
-from controlplane.entrypoints.openai.jwt_tokens import JwtVerifier, read_issuers
 from controlplane.entrypoints.openai.metrics import GatewayMetrics, Gauges
 from controlplane.entrypoints.openai.nodes import FleetPlacer, NatsGenerator
 from controlplane.entrypoints.openai.orders import OrderDesk
@@ -45,6 +51,7 @@ SWEEP_S = 1.0
 PROGRESS_S = 2.0
 BEAT_S = 5.0
 LAST_USE_S = 60.0
+ENDING = (ApiKeyRevoked, ApiKeySuspended, TenantSuspended, TenantDeleted)  # may end what runs
 
 log = structlog.get_logger("gateway")
 
@@ -59,6 +66,7 @@ class GatewaySettings:
     jwt_issuers: Path | None
     secret: bytes
     tiers: Mapping[str, TierLimits]
+    operator_tenant: str
 
 
 class Gateway:
@@ -71,9 +79,9 @@ class Gateway:
         self.host = socket.gethostname()
         self.name = f"gw-{os.getpid()}-{secrets.token_hex(4)}"  # one token of a bus subject
         self.state, self.loads = FleetState(), FleetLoads()
-        self.keys = KeyRing()
         self._loop = asyncio.get_running_loop()
         self.live = LiveRows(store, on_event=self._on_event)
+        self.keys = KeyRing(self.live.rows)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -119,7 +127,8 @@ class Gateway:
 
     def _build_app(self, settings: GatewaySettings) -> GatewayApp:
         jwts = JwtVerifier(read_issuers(settings.jwt_issuers))
-        authenticator = Authenticator(self.keys, jwts, self.live.rows)
+        rows, operators = self.live.rows, settings.operator_tenant
+        authenticator = Authenticator(self.keys, jwts, rows, operators)
         desk = OrderDesk(self.state, self.encoders, self._clock.monotonic, settings.secret)
         inference = Inference(self.serving, desk, authenticator, self.metrics)
         self.websockets = WebSockets(inference)
@@ -152,7 +161,7 @@ class Gateway:
             return  # before the start there is nothing that an event could end
         if isinstance(event, ModelVersionRetired):
             self.encoders.forget(version_id(event.name, event.version))
-        elif isinstance(event, ApiKeyRevoked | TenantSuspended | TenantDeleted):
+        elif isinstance(event, ENDING):
             self.serving.sweep(self._refusal_of)
 
     def _on_load(self, load: NodeLoad) -> None:
@@ -178,9 +187,8 @@ class Gateway:
         tenant = self.live.rows.get(Tenant, job.tenant_id)
         if tenant is None or tenant.suspended:
             return Refused("tenant_suspended", "The tenant is suspended.")
-        if self.keys.is_revoked(job.subject):
-            return Refused("invalid_api_key", "The API key was revoked.")
-        return None
+        reason = self.keys.why_not(job.subject)
+        return Refused("invalid_api_key", f"The API key is {reason}.") if reason else None
 
     async def _note_progress(self) -> None:
         await self._ledger.progress(self.serving.progress())

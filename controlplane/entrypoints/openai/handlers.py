@@ -279,7 +279,7 @@ class Models:
 
     async def list(self, request: Request) -> None:
         principal = await self._authenticator.from_header(request.headers.get(b"authorization"))
-        names = visible_names(self._state.catalog, principal.tenant.tenant_id)
+        names = visible_names(self._state.catalog, principal.caller)
         data = [self._describe(principal, name) for name in names]
         await request.respond(200, msgspec.json.encode({"object": "list", "data": data}))
 
@@ -289,7 +289,7 @@ class Models:
 
     def _describe(self, principal: Principal, name: str) -> dict[str, Any]:
         """Raises Refused ``model_not_found``, for a foreign model as for an absent one."""
-        found = self._desk.resolve(name, principal.tenant.tenant_id, principal.subject, "")
+        found = self._desk.resolve(name, principal.caller, principal.subject, "")
         row = self._rows.get(Model, found.model)
         return {
             "id": name,

@@ -10,7 +10,7 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.serve import Job, Refused
 from controlplane.dispatch import refusals
 from controlplane.dispatch.admit import Asked, output_limit
-from controlplane.dispatch.resolve import Resolved, resolve
+from controlplane.dispatch.resolve import Caller, Resolved, resolve
 from controlplane.entrypoints.openai.encoding import Encoder, Encoders
 from controlplane.entrypoints.openai.parameters import SERVICE_TIERS, Parameters
 from controlplane.entrypoints.openai.principals import Principal
@@ -47,7 +47,7 @@ class OrderDesk:
         began = self._monotonic()
         tenant = principal.tenant
         user = parameters.user or principal.subject
-        found = self.resolve(parameters.model, tenant.tenant_id, user, request_id)
+        found = self.resolve(parameters.model, principal.caller, user, request_id)
         encoder = await self._encoders.get(found.version_id)
         encoder.check_bias(parameters.sampling.logit_bias)
         prompts = await _encode(encoder, parameters, found)
@@ -73,9 +73,9 @@ class OrderDesk:
             began=began,
         )
 
-    def resolve(self, name: str, tenant_id: str, user: str, request_id: str) -> Resolved:
+    def resolve(self, name: str, caller: Caller, user: str, request_id: str) -> Resolved:
         try:
-            return resolve(self._state.catalog, name, tenant_id, user, request_id)
+            return resolve(self._state.catalog, name, caller, user, request_id)
         except refusals.Refused as error:
             raise Refused("model_not_found", error.message, "model") from error
 

@@ -1,128 +1,146 @@
 """Who calls: API keys, JWTs and playground tickets, each checked without a database on the way.
 
-API keys are held in memory (their hashes, that is), loaded at the start and kept up to date by the
-log: an ``ApiKeyRevoked`` closes the key here as soon as the follower has read it, well within the
-second that is promised. A key that is not known yet is looked up once, off the event loop.
+The hashes of all secrets are held in memory, loaded at the start; a key that the log issues or
+rotates is loaded then. Whether a key is good stands in the read model's rows, which follow the
+log: a revoked, suspended or rotated key is over as soon as the follower has read it, well within
+the second that is promised. A secret that is not known yet is looked up once, off the event loop.
 """
 
 import asyncio
 import hashlib
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 
-from controlplane.adapters.access import tokens
+from controlplane.adapters.access import keys, tokens
+from controlplane.adapters.access.jwt_tokens import BadToken, JwtVerifier
 from controlplane.adapters.access.models import ApiKeySecret
 from controlplane.application.serve import Refused
+from controlplane.dispatch.resolve import Caller
+from controlplane.domain import policy
+from controlplane.domain.api_key import why_not
 from controlplane.domain.decider import Event
-from controlplane.domain.tenant import ApiKeyIssued, ApiKeyRevoked, TenantDeleted
-from controlplane.entrypoints.openai.jwt_tokens import JwtVerifier
+from controlplane.domain.policy import USE_MODEL, Rule, allowed
+from controlplane.domain.tenant import ApiKeyIssued, ApiKeyRotated
 from controlplane.projections.base import Rows
-from controlplane.projections.tenants import Tenant
+from controlplane.projections.tenants import ApiKey, Tenant
 
 LOOKUPS_PER_SECOND = 20
 MAX_CHECKED = 10_000
-TENANT_WAIT_S = 0.5
+ROW_WAIT_S = 0.5
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """``subject`` is the API key's id, ``jwt:<sub>`` or ``user:<name>``."""
+    """``subject`` is the API key's id, ``jwt:<sub>`` or ``user:<name>``; ``models``: the names it
+    may ask for, empty for all that the models' own access policies allow."""
 
     tenant: Tenant
     subject: str
+    rights: policy.Principal
+    models: tuple[str, ...] = ()
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.tenant.tenant_id, self.rights.role, self.models)
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    tenant_id: str
+class _Secret(NamedTuple):
+    secret_id: str
     hash: str
-    scopes: tuple[str, ...]
-    expires_at: float | None
 
 
-_NO_HASH = "0" * 64
+_NO_SECRET = (_Secret("", "0" * 64),)
+_Secrets = dict[str, tuple[_Secret, ...]]
 
 
 class KeyRing:
-    """Live keys by id. Database access runs in one thread of its own, on one connection."""
+    """Secrets by key id. Database access runs in one thread of its own, on one connection."""
 
-    def __init__(self) -> None:
-        self._keys: dict[str, _Key] = {}
-        self._checked: dict[bytes, tuple[str, _Key]] = {}
-        self._revoked: set[str] = set()
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._secrets: _Secrets = {}
+        self._checked: dict[bytes, tuple[str, str]] = {}
         self._used: dict[str, float] = {}
         self._looked_up: list[float] = []
+        self._loading: set[asyncio.Task[None]] = set()
+        self._loaded = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
 
     async def load(self) -> None:
-        for key_id, key in (await self._in_thread(_read_keys)).items():
-            self._keys[key_id] = key
+        self._secrets = await self._in_thread(_read_secrets)
+        self._loaded = True
 
     def apply(self, event: Event) -> None:
-        """Take in what the log says about keys."""
-        if isinstance(event, ApiKeyRevoked):
-            self._revoked.add(event.key_id)
-            self._keys.pop(event.key_id, None)
-        elif isinstance(event, TenantDeleted):
-            gone = [k for k, key in self._keys.items() if key.tenant_id == event.tenant_id]
-            for key_id in gone:
-                del self._keys[key_id]
-        elif isinstance(event, ApiKeyIssued):
-            self._revoked.discard(event.key_id)
+        """A secret that the log names is fetched before anybody shows it."""
+        if self._loaded and isinstance(event, ApiKeyIssued | ApiKeyRotated):
+            task = asyncio.ensure_future(self._read(event.key_id))
+            self._loading.add(task)
+            task.add_done_callback(self._loading.discard)
 
-    def is_revoked(self, key_id: str) -> bool:
-        return key_id in self._revoked
+    def why_not(self, key_id: str) -> str:
+        """Why a request that this key began may not go on; "" too if it is no key's id."""
+        row = self._rows.get(ApiKey, key_id)
+        if row is None or not (row.revoked or row.suspended):
+            return ""
+        return "revoked" if row.revoked else "suspended"
 
-    async def check(self, text: str, now: float) -> tuple[str, _Key]:
-        """The key and its id. A key seen before is known by the SHA-256 of all of it."""
+    async def check(self, text: str, now: float) -> ApiKey:
+        """The key's row. A secret seen before is known by the SHA-256 of all of it."""
         digest = hashlib.sha256(text.encode()).digest()
-        key_id, key = self._checked.get(digest) or await self._check(text)
-        if self._keys.get(key_id) is not key:  # revoked since
+        key_id, secret_id = self._checked.get(digest) or await self._match(text)
+        row = await self._row(key_id)
+        refusal = "revoked" if row is None or row.revoked else why_not(row, secret_id, now)
+        if row is None or refusal in ("revoked", "rotated"):
             raise _bad_key()
-        if key.expires_at is not None and key.expires_at <= now:
-            raise Refused("invalid_api_key", "This API key has expired.")
+        if refusal:
+            raise Refused("invalid_api_key", f"This API key is {refusal}.")
         if len(self._checked) >= MAX_CHECKED:
             self._checked.clear()
-        self._checked[digest] = (key_id, key)
-        self._used[key_id] = now
-        return key_id, key
+        self._checked[digest] = (key_id, secret_id)
+        self._used[secret_id] = now
+        return row
 
-    async def _check(self, text: str) -> tuple[str, _Key]:
-        """Takes as long for a wrong secret as for a right one."""
+    async def _row(self, key_id: str) -> ApiKey | None:
+        """One made a moment ago may still be on its way here through the log."""
+        return await _soon(lambda: self._rows.get(ApiKey, key_id))
+
+    async def _match(self, text: str) -> tuple[str, str]:
+        """``(key_id, secret_id)``. Takes as long for a wrong secret as for a right one."""
         parts = tokens.split_key(text)
         if parts is None:
             raise _bad_key()
         key_id, secret = parts
-        key = self._keys.get(key_id) or await self._look_up(key_id)
-        matches = tokens.secret_matches(secret, key.hash if key else _NO_HASH)
-        if key is None or not matches:
+        found = _matching(self._secrets.get(key_id, _NO_SECRET), secret)
+        if found is None and self._may_look_up():
+            await self._read(key_id)
+            found = _matching(self._secrets.get(key_id, _NO_SECRET), secret)
+        if found is None:
             raise _bad_key()
-        return key_id, key
+        return key_id, found
 
-    async def _look_up(self, key_id: str) -> _Key | None:
+    def _may_look_up(self) -> bool:
         """Only so many times a second, or made-up keys would keep the database busy."""
         now = time.monotonic()
         self._looked_up = [at for at in self._looked_up if now - at < 1]
-        if key_id in self._revoked or len(self._looked_up) >= LOOKUPS_PER_SECOND:
-            return None
+        if len(self._looked_up) >= LOOKUPS_PER_SECOND:
+            return False
         self._looked_up.append(now)
-        key = (await self._in_thread(_read_keys, key_id)).get(key_id)
-        if key is not None and key_id not in self._revoked:
-            self._keys[key_id] = key
-        return self._keys.get(key_id)
+        return True
+
+    async def _read(self, key_id: str) -> None:
+        self._secrets.update(await self._in_thread(_read_secrets, key_id))
 
     async def write_last_use(self) -> None:
         """Call every minute or so."""
         used, self._used = self._used, {}
         if used:
-            await self._in_thread(_write_last_use, used)
+            await self._in_thread(keys.write_last_use, used)
 
-    async def _in_thread(
-        self, function: Callable[..., dict[str, _Key]], *arguments: object
-    ) -> dict[str, _Key]:
+    async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, _with_connection, function, *arguments
         )
@@ -131,9 +149,15 @@ class KeyRing:
         self._thread.shutdown(wait=False)
 
 
-def _with_connection(
-    function: Callable[..., dict[str, _Key]], *arguments: object
-) -> dict[str, _Key]:
+def _matching(secrets: tuple[_Secret, ...], text: str) -> str | None:
+    found = None
+    for one in secrets:
+        if tokens.secret_matches(text, one.hash):
+            found = one.secret_id
+    return found
+
+
+def _with_connection(function: Callable[..., Any], *arguments: object) -> Any:
     """Drop a connection that the database closed meanwhile, before and after."""
     from django.db import close_old_connections
 
@@ -144,59 +168,83 @@ def _with_connection(
         close_old_connections()
 
 
-def _read_keys(key_id: str | None = None) -> dict[str, _Key]:
-    rows = ApiKeySecret.objects.filter(revoked=False)
+def _read_secrets(key_id: str | None = None) -> _Secrets:
+    rows = ApiKeySecret.objects.all()
     if key_id is not None:
         rows = rows.filter(key_id=key_id)
-    return {
-        row.key_id: _Key(row.tenant_id, row.hash, tuple(row.scopes), row.expires_at) for row in rows
-    }
+    found: defaultdict[str, list[_Secret]] = defaultdict(list)
+    for row in rows:
+        found[row.key_id].append(_Secret(row.secret_id, row.hash))
+    return {name: tuple(secrets) for name, secrets in found.items()}
 
 
-def _write_last_use(used: dict[str, float]) -> dict[str, _Key]:
-    for key_id, at in used.items():
-        ApiKeySecret.objects.filter(key_id=key_id).update(last_used_at=at)
-    return {}
+async def _soon(find: Callable[[], Any]) -> Any:
+    """What ``find`` gives, tried again for half a second."""
+    found, until = find(), time.monotonic() + ROW_WAIT_S
+    while found is None and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+        found = find()
+    return found
 
 
 class Authenticator:
     """From the bearer token to the principal; everything after is scoped to its tenant."""
 
-    def __init__(self, keys: KeyRing, jwts: JwtVerifier, rows: Rows) -> None:
+    def __init__(
+        self, keys: KeyRing, jwts: JwtVerifier, rows: Rows, operator_tenant: str = ""
+    ) -> None:
         self._keys, self._jwts, self._rows = keys, jwts, rows
+        self._operator_tenant = operator_tenant
 
-    async def from_header(self, header: bytes | None) -> Principal:
-        """Of an ``Authorization`` header; raises Refused."""
-        return await self.from_token(bearer_token(header))
+    async def from_header(self, header: bytes | None, rule: Rule = USE_MODEL) -> Principal:
+        """Of an ``Authorization`` header, if ``rule`` allows it; raises Refused."""
+        return await self.from_token(bearer_token(header), rule)
 
-    async def from_token(self, token: str) -> Principal:
-        """Of a bearer token of any kind; raises Refused."""
+    async def from_token(self, token: str, rule: Rule = USE_MODEL) -> Principal:
+        """Of a bearer token of any kind, if ``rule`` allows it; raises Refused."""
+        principal = await self._principal(token, time.time())
+        if not allowed(principal.rights, *rule):
+            raise Refused(
+                "insufficient_scope",
+                f"This token may not {rule.action} {rule.resource}: its role is "
+                f"'{principal.rights.role}', its scopes are {', '.join(principal.rights.scopes)}.",
+            )
+        return principal
+
+    async def _principal(self, token: str, now: float) -> Principal:
         if len(token) > tokens.MAX_TOKEN_LENGTH:
             raise Refused("invalid_token", "The token is too long.")
-        now = time.time()
         if token.startswith(tokens.KEY_PREFIX):
             return await self._from_key(token, now)
         if token.startswith(tokens.TICKET_PREFIX):
-            ticket = tokens.read_ticket(token, now)
-            if ticket is None:
-                raise Refused("invalid_token", "The ticket is invalid or has expired.")
-            return Principal(await self._tenant(ticket.tenant_id), ticket.subject)
-        claims = await self._jwts.verify(token, now)
-        return Principal(await self._tenant(claims.owner), f"jwt:{claims.subject}")
+            return await self._from_ticket(token, now)
+        try:
+            claims = await self._jwts.verify_soon(token, now)
+        except BadToken as error:
+            raise Refused(error.code, error.message) from error
+        return await self._of(claims.owner, f"jwt:{claims.subject}", claims.role, claims.scopes)
 
     async def _from_key(self, token: str, now: float) -> Principal:
-        key_id, key = await self._keys.check(token, now)
-        if "inference" not in key.scopes:
-            raise Refused("insufficient_scope", "This API key has no scope 'inference'.")
-        return Principal(await self._tenant(key.tenant_id), key_id)
+        key = await self._keys.check(token, now)
+        found = await self._of(key.tenant_id, key.key_id, key.role, key.scopes)
+        return msgspec.structs.replace(found, models=key.models)
+
+    async def _from_ticket(self, token: str, now: float) -> Principal:
+        ticket = tokens.read_ticket(token, now)
+        if ticket is None:
+            raise Refused("invalid_token", "The ticket is invalid or has expired.")
+        return await self._of(ticket.tenant_id, ticket.subject, ticket.role)
+
+    async def _of(
+        self, tenant_id: str, subject: str, role: str, scopes: tuple[str, ...] = policy.ALL_SCOPES
+    ) -> Principal:
+        tenant = await self._tenant(tenant_id)
+        reach = "" if tenant_id == self._operator_tenant else tenant_id
+        return Principal(tenant, subject, policy.Principal(subject, role, reach, scopes))
 
     async def _tenant(self, tenant_id: str) -> Tenant:
         """Its row; one made a moment ago may still be on its way here through the log."""
-        tenant = self._rows.get(Tenant, tenant_id)
-        until = time.monotonic() + TENANT_WAIT_S
-        while tenant is None and time.monotonic() < until:
-            await asyncio.sleep(0.05)
-            tenant = self._rows.get(Tenant, tenant_id)
+        tenant: Tenant | None = await _soon(lambda: self._rows.get(Tenant, tenant_id))
         if tenant is None:
             raise Refused("no_org", "The token belongs to no tenant of this installation.")
         if tenant.suspended:

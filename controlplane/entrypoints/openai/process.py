@@ -63,4 +63,5 @@ def _settings() -> GatewaySettings:
         jwt_issuers=env.jwt_issuers,
         secret=settings.SECRET_KEY.encode(),
         tiers=parse_limits(env.tier_limits),
+        operator_tenant=env.operator_tenant,
     )

@@ -2,11 +2,13 @@
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import connection
 
+from controlplane.entrypoints.processes.ruled_command import RuledCommand
 
-class DatabaseCommand(BaseCommand):
+
+class DatabaseCommand(RuledCommand):
     """Says so where there are no tables, which is mostly the wrong folder, not a broken one."""
 
     def execute(self, *args: Any, **options: Any) -> str | None:

@@ -72,8 +72,8 @@ class Seeder:
         operators = TenantId(settings.OPERATOR_TENANT)  # whose admin keys act for the whole fleet
         for each in (TENANT, operators):
             self._first(tenant.DECIDER, each, tenant.CreateTenant(each, each, "premium", now))
-        self._key(TENANT, kept.api_key, "demo", ("inference",))
-        self._key(operators, kept.admin_token, "demo", ("admin:read", "admin:write"))
+        self._key(TENANT, kept.api_key, "developer", ("inference",))
+        self._key(operators, kept.admin_token, "admin", ("admin:read", "admin:write"))
         self._first(
             model.DECIDER, name, model.RegisterModel(name, now), model.AddVersion(name, spec, now)
         )
@@ -87,13 +87,13 @@ class Seeder:
             for command in commands:
                 self._handler.handle(decider, stream, command, META)
 
-    def _key(self, owner: TenantId, full: str, name: str, scopes: tuple[str, ...]) -> None:
+    def _key(self, owner: TenantId, full: str, role: str, scopes: tuple[str, ...]) -> None:
         key_id, secret = tokens.split_key(full) or ("", "")
         if ApiKeySecret.objects.filter(key_id=key_id).exists():
             return
-        keys.store_key(key_id, secret, owner, scopes, None)
+        keys.store_secret(key_id, key_id, secret, owner)
         command = tenant.IssueApiKey(
-            owner, KeyId(key_id), name, secret[-4:], scopes, None, self._now()
+            owner, KeyId(key_id), "demo", secret[-4:], scopes, None, self._now(), role
         )
         self._handler.handle(tenant.DECIDER, tenant.DECIDER.stream(owner), command, META)
 

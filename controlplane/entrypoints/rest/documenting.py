@@ -79,8 +79,8 @@ def page_of(item: Shape, counted: bool = True) -> Shape:
     return type(name, (serializers.Serializer,), fields)
 
 
-class _KeyScheme(OpenApiAuthenticationExtension):
-    target_class = "controlplane.entrypoints.rest.security.KeyAuthentication"
+class _BearerScheme(OpenApiAuthenticationExtension):
+    target_class = "controlplane.entrypoints.rest.security.BearerAuthentication"
     name = "apiKey"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:

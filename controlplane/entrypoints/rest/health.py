@@ -15,6 +15,7 @@ from rest_framework.views import APIView
 
 from controlplane.application.ports import StoreUnavailable
 from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest.security import is_open
 
 _HEAD = Gauge("engine_log_head", "Position of the last event in the log.")
 _LAG = Gauge("engine_projection_lag_events", "Events not projected yet.", ["projection"])
@@ -41,11 +42,13 @@ class Metrics(APIView):
         return HttpResponse(generate_latest(), content_type=CONTENT_TYPE_LATEST)
 
 
+@is_open
 @require_safe
 def livez(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok\n", content_type="text/plain")
 
 
+@is_open
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
     """200 if the log can be read and the read model has caught up to within a few seconds."""

@@ -21,7 +21,7 @@ from django.db.models import TextField
 from django.db.models.functions import Cast, Concat
 
 from controlplane import bootstrap
-from controlplane.adapters.access.models import ApiKeySecret
+from controlplane.adapters.access.keys import last_uses
 from controlplane.adapters.eventstore.models import Event, Lease
 from controlplane.adapters.ledger.batch import period_start
 from controlplane.adapters.ledger.models import InferenceRequest, Usage
@@ -32,6 +32,7 @@ from controlplane.domain import model as model_domain
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.model import VersionSpec
 from controlplane.domain.money import price_texts
+from controlplane.domain.policy import Principal
 from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.sources import (
     DatabaseSource,
@@ -209,10 +210,21 @@ def keys(source: Source, tenant_id: str, query: Json) -> Page:
     if query.get("revoked") is not None:
         equal["revoked"] = query["revoked"] == "true"
     count, rows = page(source.select(ApiKey, Selection(equal)), query)
-    used = dict(
-        ApiKeySecret.objects.filter(tenant_id=tenant_id).values_list("key_id", "last_used_at")
-    )
-    return count, [{**_json(row), "last_used_at": used.get(row.key_id)} for row in rows]
+    used = last_uses(tenant_id)
+    return count, [_key_json(row, used) for row in rows]
+
+
+def _key_json(row: ApiKey, used: dict[str, float]) -> Json:
+    body = _json(row)
+    previous = row.previous_secret_id
+    for name in ("secret_id", "previous_secret_id", "previous_until", "revoked_at"):
+        del body[name]
+    return {
+        **body,
+        "last_used_at": used.get(row.secret_id),
+        "previous_valid_until": row.previous_until if previous else None,
+        "previous_last_used_at": used.get(previous),
+    }
 
 
 def _tenant(source: Source, tenant_id: str) -> Tenant:
@@ -220,58 +232,59 @@ def _tenant(source: Source, tenant_id: str) -> Tenant:
 
 
 # --- catalog ----------------------------------------------------------------------------------
-def models(source: Source, query: Json, tenant_id: str | None) -> Page:
+def models(source: Source, query: Json, reader: Principal) -> Page:
     equal = {"name": query["name"]} if "name" in query else {}
-    visible = source.select(Model, Selection(equal, lambda row: _may_use(row, tenant_id)))
+    visible = source.select(Model, Selection(equal, lambda row: _may_use(row, reader)))
     count, rows = page(visible, query)
     versions: defaultdict[str, list[Version]] = defaultdict(list)
     for one in source.select(Version, Selection(order="added_at_position")):
         versions[one.model].append(one)
-    return count, [_model_json(row, versions[row.name], tenant_id) for row in rows]
+    return count, [_model_json(row, versions[row.name], reader) for row in rows]
 
 
-def model(source: Source, name: str, tenant_id: str | None) -> Found:
-    row = _model(source, name, tenant_id)
-    return Found(_model_json(row, _versions_of(source, name), tenant_id), row.version)
+def model(source: Source, name: str, reader: Principal) -> Found:
+    row = _model(source, name, reader)
+    return Found(_model_json(row, _versions_of(source, name), reader), row.version)
 
 
-def versions(source: Source, name: str, query: Json, tenant_id: str | None) -> Page:
-    _model(source, name, tenant_id)
+def versions(source: Source, name: str, query: Json, reader: Principal) -> Page:
+    _model(source, name, reader)
     count, rows = page(_versions_of(source, name), query)
     return count, [_version_json(row) for row in rows]
 
 
-def version(source: Source, name: str, version: str, tenant_id: str | None) -> Found:
+def version(source: Source, name: str, version: str, reader: Principal) -> Found:
     """Its ETag is the model's: versions are part of the model's aggregate."""
-    owner = _model(source, name, tenant_id)
+    owner = _model(source, name, reader)
     row = _required(source.get(Version, f"{name}@{version}"), "version", version)
     return Found(_version_json(row), owner.version)
 
 
-def aliases(source: Source, name: str, query: Json, tenant_id: str | None) -> Page:
-    row = _model(source, name, tenant_id)
+def aliases(source: Source, name: str, query: Json, reader: Principal) -> Page:
+    row = _model(source, name, reader)
     count, names = page(row.aliases, query)
     return count, [{"alias": alias, "model": name} for alias in names]
 
 
-def _model(source: Source, name: str, tenant_id: str | None) -> Model:
+def _model(source: Source, name: str, reader: Principal) -> Model:
     row = source.get(Model, name)
-    return _required(row if row and _may_use(row, tenant_id) else None, "model", name)
+    return _required(row if row and _may_use(row, reader) else None, "model", name)
 
 
-def _may_use(row: Model, tenant_id: str | None) -> bool:
-    return tenant_id is None or row.access.allows(tenant_id)
+def _may_use(row: Model, reader: Principal) -> bool:
+    """As the gateway has it; whoever reaches the whole fleet sees all that is in it."""
+    return not reader.confined or row.access.allows(reader.tenant_id, reader.role)
 
 
 def _versions_of(source: Source, name: str) -> list[Version]:
     return source.select(Version, Selection({"model": name}, order="added_at_position"))
 
 
-def _model_json(row: Model, versions: list[Version], tenant_id: str | None) -> Json:
-    """As ``tenant_id`` may see it: who else has access is not its business."""
+def _model_json(row: Model, versions: list[Version], reader: Principal) -> Json:
+    """As the reader may see it: who else has access is not its business."""
     access = _json(row.access)
-    if tenant_id is not None:
-        access["tenants"] = [one for one in access["tenants"] if one == tenant_id]
+    if reader.confined:
+        access["tenants"] = [one for one in access["tenants"] if one == reader.tenant_id]
     return {
         "name": row.name,
         "default_version": row.default_version,
@@ -298,24 +311,24 @@ def route_names() -> list[str]:
 
 
 # --- routes -----------------------------------------------------------------------------------
-def routes(source: Source, query: Json, tenant_id: str | None) -> Page:
-    hidden = _hidden_models(source, tenant_id)
+def routes(source: Source, query: Json, reader: Principal) -> Page:
+    hidden = _hidden_models(source, reader)
     visible = source.select(Route, Selection(keep=lambda row: not _arms_in(row, hidden)))
     count, rows = page(visible, query)
     return count, [_route_json(row) for row in rows]
 
 
-def route(source: Source, name: str, tenant_id: str | None) -> Found:
+def route(source: Source, name: str, reader: Principal) -> Found:
     row = source.get(Route, name)
-    seen = row if row and not _arms_in(row, _hidden_models(source, tenant_id)) else None
+    seen = row if row and not _arms_in(row, _hidden_models(source, reader)) else None
     found = _required(seen, "route", name)
     return Found(_route_json(found), found.version)
 
 
-def _hidden_models(source: Source, tenant_id: str | None) -> set[str]:
-    if tenant_id is None:
+def _hidden_models(source: Source, reader: Principal) -> set[str]:
+    if not reader.confined:
         return set()
-    return {row.name for row in source.select(Model) if not _may_use(row, tenant_id)}
+    return {row.name for row in source.select(Model) if not _may_use(row, reader)}
 
 
 def _arms_in(row: Route, names: set[str]) -> bool:

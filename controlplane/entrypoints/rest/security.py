@@ -1,7 +1,7 @@
 """Who is asking, and whether they may. Deny is the default: a view without a rule answers 403."""
 
-import time
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from django.contrib.auth.models import AnonymousUser
 from rest_framework.authentication import (
@@ -9,44 +9,33 @@ from rest_framework.authentication import (
     SessionAuthentication,
     get_authorization_header,
 )
-from rest_framework.exceptions import AuthenticationFailed, NotAuthenticated, PermissionDenied
+from rest_framework.exceptions import MethodNotAllowed, NotAuthenticated, PermissionDenied
 from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.request import Request
 
-from controlplane.adapters.access.keys import principal_of_key
-from controlplane.adapters.access.policy import READ, WRITE, Principal, allowed
 from controlplane.adapters.access.users import principal_of
-from controlplane.adapters.readmodel.models import Tenant
 from controlplane.domain.errors import NotFound
+from controlplane.domain.policy import ALL_SCOPES, READ, WRITE, Principal, allowed
+from controlplane.entrypoints.rest.identity import invalid_token, principal_of_token
 from controlplane.entrypoints.rest.problems import Problem
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-class KeyAuthentication(BaseAuthentication):
-    """``Authorization: Bearer sk_…``; the principal becomes ``request.auth``."""
+
+class BearerAuthentication(BaseAuthentication):
+    """``Authorization: Bearer …``, an API key; the principal becomes ``request.auth``."""
 
     def authenticate(self, request: Request) -> tuple[AnonymousUser, Principal] | None:
         header = get_authorization_header(request)
         if not header:
             return None
         scheme, _, token = header.partition(b" ")
-        principal = None
-        if scheme.lower() == b"bearer":
-            principal = principal_of_key(token.strip().decode("latin-1"), time.time())
-        if principal is None:
-            raise AuthenticationFailed("The API key is not valid.")
-        if not is_active(principal):
-            detail = f"Tenant '{principal.tenant_id}' is suspended."
-            raise Problem(403, "tenant_suspended", detail)
-        return AnonymousUser(), principal
+        if scheme.lower() != b"bearer":
+            raise invalid_token()
+        return AnonymousUser(), principal_of_token(token.strip().decode("latin-1"))
 
     def authenticate_header(self, request: Request) -> str:
         return 'Bearer realm="engine"'
-
-
-def is_active(principal: Principal) -> bool:
-    """A suspended tenant's keys open nothing, its own records included."""
-    of_tenant = Tenant.objects.filter(tenant_id=principal.tenant_id, suspended=True)
-    return not (principal.confined and of_tenant.exists())
 
 
 class CookieAuthentication(SessionAuthentication):
@@ -73,26 +62,34 @@ class Policy(BasePermission):
     def has_permission(self, request: Request, view: object) -> bool:
         resource = getattr(view, "resource", "")
         if request.auth is None:
-            raise NotAuthenticated("Log in, or send an API key with an admin scope.")
+            raise NotAuthenticated("Log in, or send a token that may do this.")
         action = READ if request.method in SAFE_METHODS else WRITE
         principal = principal_in(request)
         if allowed(principal, action, resource):
             return True
+        is_served = hasattr(view, str(request.method).lower())
+        if not is_served and any(allowed(principal, other, resource) for other in (READ, WRITE)):
+            raise MethodNotAllowed(str(request.method))
         raise Problem(403, "forbidden", f"{_who(principal)} may not {action} {resource}.")
 
 
 def _who(principal: Principal) -> str:
-    if not principal.role:
-        return "An API key without an admin scope"
     reach = f" of tenant '{principal.tenant_id}'" if principal.confined else ""
-    return f"Role '{principal.role}'{reach}"
+    scopes = "" if principal.scopes == ALL_SCOPES else f" with scope {', '.join(principal.scopes)}"
+    return f"Role '{principal.role}'{reach}{scopes}"
 
 
 class Open(BasePermission):
-    """For everybody, on purpose: logging in, and saying that the process is alive."""
+    """For everybody, on purpose: a view that logs somebody in."""
 
     def has_permission(self, request: Request, view: object) -> bool:
         return True
+
+
+def is_open(view: F) -> F:
+    """Marks a function that answers everybody, on purpose; a test fails on one without."""
+    view.is_open = True  # type: ignore[attr-defined]
+    return view
 
 
 def principal_in(request: Request) -> Principal:

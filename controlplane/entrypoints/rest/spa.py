@@ -12,6 +12,7 @@ from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 
 from controlplane.entrypoints.rest.problems import django_problem
+from controlplane.entrypoints.rest.security import is_open
 
 _NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Engine</title>
 <body><h1>The dashboard is not built yet</h1>
@@ -21,6 +22,7 @@ or point <code>ENGINE_FRONTEND_DIR</code> at a built one.</p>
 """
 
 
+@is_open
 @require_safe
 def index(request: HttpRequest, path: str = "") -> HttpResponseBase:
     """The dashboard's page; it reads the rest of the address itself."""

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, path
 
-from controlplane.entrypoints.rest.views import audit, catalog, fleet, session, tenants
+from controlplane.entrypoints.rest.views import audit, catalog, fleet, keys, session, tenants
 
 urlpatterns: list[URLPattern] = [
     path("session/", session.Session.as_view()),
@@ -13,8 +13,11 @@ urlpatterns: list[URLPattern] = [
     path("tenants/<str:tenant_id>/suspend/", tenants.TenantSuspension.as_view()),
     path("tenants/<str:tenant_id>/resume/", tenants.TenantResumption.as_view()),
     path("tenants/<str:tenant_id>/budget/", tenants.Budget.as_view()),
-    path("tenants/<str:tenant_id>/keys/", tenants.Keys.as_view()),
-    path("tenants/<str:tenant_id>/keys/<str:key_id>/", tenants.Key.as_view()),
+    path("tenants/<str:tenant_id>/keys/", keys.Keys.as_view()),
+    path("tenants/<str:tenant_id>/keys/<str:key_id>/", keys.Key.as_view()),
+    path("tenants/<str:tenant_id>/keys/<str:key_id>/rotate/", keys.KeyRotation.as_view()),
+    path("tenants/<str:tenant_id>/keys/<str:key_id>/suspend/", keys.KeySuspension.as_view()),
+    path("tenants/<str:tenant_id>/keys/<str:key_id>/resume/", keys.KeyResumption.as_view()),
     path("models/", catalog.Models.as_view()),
     path("models/<str:name>/", catalog.Model.as_view()),
     path("models/<str:name>/access/", catalog.ModelAccess.as_view()),

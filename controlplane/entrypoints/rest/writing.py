@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from django.http import HttpResponse
@@ -31,13 +32,15 @@ from controlplane.entrypoints.rest.security import principal_in
 
 _ETAG = re.compile(r'(?:W/)?"([0-9]{1,18})"', re.ASCII)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+MAX_REASON = 500
 
 Extra = Callable[[Handled], dict[str, Any]]
 
 
 class WriteQuery(Query):
     dry_run = Choice(("true", "false"), required=False, default="false")
-    reason = Text(required=False, max_length=500)
+    reason = Text(required=False, max_length=MAX_REASON)
 
 
 def meta_of(request: Request, reason: str = "") -> EventMeta:
@@ -46,8 +49,17 @@ def meta_of(request: Request, reason: str = "") -> EventMeta:
         actor=principal_in(request).actor,
         correlation_id=request_id_of(request),
         address=str(request.META.get("REMOTE_ADDR", "")),
-        reason=reason,
+        reason=reason or reason_header(request),
     )
+
+
+def reason_header(request: Request) -> str:
+    """``X-Reason``, for the audit: what a body's ``reason`` says, where a call has no body. In
+    UTF-8, percent-encoded or plain."""
+    text = unquote(request.headers.get("X-Reason", "")).strip()
+    if len(text) > MAX_REASON or _UNPRINTABLE.search(text):
+        raise Problem(400, "invalid_reason", f"A reason is at most {MAX_REASON} characters.")
+    return text
 
 
 def request_id_of(request: Request) -> str:

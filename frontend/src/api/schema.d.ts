@@ -521,6 +521,54 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/tenants/{tenant_id}/keys/{key_id}/resume/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["keys_resume"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tenants/{tenant_id}/keys/{key_id}/rotate/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["keys_rotate"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tenants/{tenant_id}/keys/{key_id}/suspend/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["keys_suspend"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/tenants/{tenant_id}/resume/": {
         parameters: {
             query?: never;
@@ -576,6 +624,8 @@ export interface components {
         Access: {
             public: boolean;
             tenants: string[];
+            /** @description Of the callers; empty: any role. */
+            roles: components["schemas"]["RoleEnum"][];
         };
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         AccessOrderRequest: {
@@ -583,6 +633,8 @@ export interface components {
             reason?: string;
             public: boolean;
             tenants?: string[];
+            /** @description Of the callers; none means any role. */
+            roles?: string[];
         };
         Alias: {
             alias: string;
@@ -738,20 +790,41 @@ export interface components {
             name: string;
             last4: string;
             scopes: components["schemas"]["ScopesEnum"][];
+            role: components["schemas"]["RoleEnum"];
+            /** @description Empty: all. */
+            models: string[];
             /** Format: double */
             expires_at: number | null;
+            suspended: boolean;
+            suspended_reason: string;
             revoked: boolean;
             /** Format: double */
             created_at: number;
             /** Format: double */
+            rotated_at: number | null;
+            /**
+             * Format: double
+             * @description Of the newest secret; written at most once a minute.
+             */
             last_used_at: number | null;
+            /**
+             * Format: double
+             * @description Until when the secret before the newest is good; null: none.
+             */
+            previous_valid_until: number | null;
+            /** Format: double */
+            previous_last_used_at: number | null;
         };
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         KeyOrderRequest: {
             /** @description Kept in the audit. */
             reason?: string;
             name: string;
+            /** @default developer */
+            role: string;
             scopes?: string[];
+            /** @description Names the key may ask for; none means all. */
+            models?: string[];
             /** Format: double */
             expires_at?: number | null;
         };
@@ -998,6 +1071,25 @@ export interface components {
             next: string | null;
             previous: string | null;
             results: components["schemas"]["Request"][];
+        };
+        /**
+         * @description * `admin` - admin
+         *     * `operator` - operator
+         *     * `auditor` - auditor
+         *     * `developer` - developer
+         *     * `viewer` - viewer
+         * @enum {string}
+         */
+        RoleEnum: "admin" | "operator" | "auditor" | "developer" | "viewer";
+        /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
+        RotateOrderRequest: {
+            /** @description Kept in the audit. */
+            reason?: string;
+            /**
+             * Format: double
+             * @description When the old secret ends; left out: in 24 hours.
+             */
+            previous_valid_until?: number;
         };
         Route: {
             name: string;
@@ -2979,6 +3071,138 @@ export interface operations {
             cookie?: never;
         };
         requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    keys_resume: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                key_id: string;
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["OrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    keys_rotate: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                key_id: string;
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["RotateOrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["IssuedKey"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    keys_suspend: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                key_id: string;
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["SuspendOrderRequest"];
+            };
+        };
         responses: {
             200: {
                 headers: {

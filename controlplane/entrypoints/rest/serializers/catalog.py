@@ -5,6 +5,7 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane.domain.model import PRIORITIES, QUANTIZATIONS
+from controlplane.domain.policy import ROLES
 from controlplane.entrypoints.rest.fields import (
     Body,
     Boolean,
@@ -29,6 +30,9 @@ class ColocationSerializer(Body):
 class AccessSerializer(serializers.Serializer[Any]):
     public = serializers.BooleanField()
     tenants = serializers.ListField(child=serializers.CharField())
+    roles = serializers.ListField(
+        child=serializers.ChoiceField(ROLES), help_text="Of the callers; empty: any role."
+    )
 
 
 class PriceSerializer(serializers.Serializer[Any]):
@@ -128,6 +132,7 @@ class AliasOrder(Order):
 class AccessOrder(Order):
     public = Boolean()
     tenants = Texts(required=False)
+    roles = Texts(required=False, help_text="Of the callers; none means any role.")
 
 
 class ArmSerializer(Body):

@@ -4,7 +4,8 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.domain.tenant import SCOPES, TIERS
+from controlplane.domain.policy import ALL_SCOPES, ROLES
+from controlplane.domain.tenant import TIERS
 from controlplane.entrypoints.rest.fields import (
     Choice,
     Integer,
@@ -65,17 +66,36 @@ class KeySerializer(serializers.Serializer[Any]):
     tenant_id = serializers.CharField()
     name = serializers.CharField()
     last4 = serializers.CharField()
-    scopes = serializers.ListField(child=serializers.ChoiceField(SCOPES))
+    scopes = serializers.ListField(child=serializers.ChoiceField(ALL_SCOPES))
+    role = serializers.ChoiceField(ROLES)
+    models = serializers.ListField(child=serializers.CharField(), help_text="Empty: all.")
     expires_at = serializers.FloatField(allow_null=True)
+    suspended = serializers.BooleanField()
+    suspended_reason = serializers.CharField()
     revoked = serializers.BooleanField()
     created_at = serializers.FloatField()
-    last_used_at = serializers.FloatField(allow_null=True)
+    rotated_at = serializers.FloatField(allow_null=True)
+    last_used_at = serializers.FloatField(
+        allow_null=True, help_text="Of the newest secret; written at most once a minute."
+    )
+    previous_valid_until = serializers.FloatField(
+        allow_null=True, help_text="Until when the secret before the newest is good; null: none."
+    )
+    previous_last_used_at = serializers.FloatField(allow_null=True)
 
 
 class KeyOrder(Order):
     name = Text(max_length=200)
+    role = Text(required=False, default="developer")
     scopes = Texts(required=False)
+    models = Texts(required=False, help_text="Names the key may ask for; none means all.")
     expires_at = Number(required=False, allow_null=True)
+
+
+class RotateOrder(Order):
+    previous_valid_until = Number(
+        required=False, help_text="When the old secret ends; left out: in 24 hours."
+    )
 
 
 class IssuedKeySerializer(ReceiptSerializer):

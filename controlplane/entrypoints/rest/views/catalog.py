@@ -16,9 +16,10 @@ from controlplane.entrypoints.rest import applying, reading
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Order
 from controlplane.entrypoints.rest.parsing import CatalogJSONParser, YamlTextParser
+from controlplane.entrypoints.rest.security import principal_in
 from controlplane.entrypoints.rest.serializers import catalog as shapes
 from controlplane.entrypoints.rest.serializers.common import ListQuery
-from controlplane.entrypoints.rest.views.base import ApiView, tenant_filter
+from controlplane.entrypoints.rest.views.base import ApiView
 from controlplane.entrypoints.rest.writing import Write, WriteQuery, body_of, perform, query_of
 
 
@@ -30,7 +31,7 @@ class Models(ApiView):
         return self.respond_page(
             request,
             shapes.ModelQuery,
-            lambda source, query: reading.models(source, query, tenant_filter(request)),
+            lambda source, query: reading.models(source, query, principal_in(request)),
         )
 
     @write("models_register", shapes.ModelOrder, status=201)
@@ -46,7 +47,7 @@ class Model(ApiView):
     @read("models_retrieve", shapes.ModelSerializer)
     def get(self, request: Request, name: str) -> Response:
         return self.respond_one(
-            request, lambda source: reading.model(source, name, tenant_filter(request))
+            request, lambda source: reading.model(source, name, principal_in(request))
         )
 
 
@@ -58,7 +59,7 @@ class Versions(ApiView):
         return self.respond_page(
             request,
             ListQuery,
-            lambda source, query: reading.versions(source, name, query, tenant_filter(request)),
+            lambda source, query: reading.versions(source, name, query, principal_in(request)),
         )
 
     @write("versions_add", shapes.VersionOrder, status=201)
@@ -75,7 +76,7 @@ class Version(ApiView):
     @read("versions_retrieve", shapes.VersionSerializer)
     def get(self, request: Request, name: str, version: str) -> Response:
         return self.respond_one(
-            request, lambda source: reading.version(source, name, version, tenant_filter(request))
+            request, lambda source: reading.version(source, name, version, principal_in(request))
         )
 
 
@@ -130,7 +131,7 @@ class Aliases(ApiView):
         return self.respond_page(
             request,
             ListQuery,
-            lambda source, query: reading.aliases(source, name, query, tenant_filter(request)),
+            lambda source, query: reading.aliases(source, name, query, principal_in(request)),
         )
 
     @write("aliases_add", shapes.AliasOrder, status=201)
@@ -155,7 +156,8 @@ class ModelAccess(ApiView):
     @write("models_set_access", shapes.AccessOrder)
     def put(self, request: Request, name: str) -> HttpResponseBase:
         body = body_of(request, shapes.AccessOrder)
-        access = model.Access(body["public"], tuple(body.get("tenants", ())))
+        tenants, roles = tuple(body.get("tenants", ())), tuple(body.get("roles", ()))
+        access = model.Access(body["public"], tenants, roles)
         return perform(request, _model(name, model.ChangeAccess(name, access, time.time()), body))
 
 
@@ -167,7 +169,7 @@ class Routes(ApiView):
         return self.respond_page(
             request,
             ListQuery,
-            lambda source, query: reading.routes(source, query, tenant_filter(request)),
+            lambda source, query: reading.routes(source, query, principal_in(request)),
         )
 
     @write("routes_create", shapes.RouteOrder, status=201)
@@ -184,7 +186,7 @@ class Route(ApiView):
     @read("routes_retrieve", shapes.RouteSerializer)
     def get(self, request: Request, name: str) -> Response:
         return self.respond_one(
-            request, lambda source: reading.route(source, name, tenant_filter(request))
+            request, lambda source: reading.route(source, name, principal_in(request))
         )
 
     @write("routes_change", shapes.RouteChange)

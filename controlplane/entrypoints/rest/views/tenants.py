@@ -1,4 +1,4 @@
-"""Tenants, keys, budgets and playground tickets."""
+"""Tenants, their budgets, and playground tickets."""
 
 import time
 from typing import Any
@@ -8,24 +8,15 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.adapters.access import keys, tokens
+from controlplane.adapters.access import tokens
 from controlplane.domain import tenant
-from controlplane.domain.errors import Forbidden
-from controlplane.domain.ids import KeyId, TenantId
+from controlplane.domain.ids import TenantId
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import tenants as shapes
 from controlplane.entrypoints.rest.views.base import ApiView, tenant_filter
-from controlplane.entrypoints.rest.writing import (
-    Write,
-    WriteQuery,
-    body_of,
-    handle,
-    perform,
-    query_of,
-    receipt_response,
-)
+from controlplane.entrypoints.rest.writing import Write, body_of, perform
 
 
 class Tenants(ApiView):
@@ -106,37 +97,6 @@ class Budget(ApiView):
         return perform(request, _write(tenant_id, command, body))
 
 
-class Keys(ApiView):
-    resource = "key"
-
-    @read("keys_list", page_of(shapes.KeySerializer), shapes.KeyQuery)
-    def get(self, request: Request, tenant_id: str) -> Response:
-        require_reach(principal_in(request), tenant_id)
-        return self.respond_page(
-            request, shapes.KeyQuery, lambda source, query: reading.keys(source, tenant_id, query)
-        )
-
-    @write("keys_issue", shapes.KeyOrder, status=201, response=shapes.IssuedKeySerializer)
-    def post(self, request: Request, tenant_id: str) -> HttpResponseBase:
-        require_reach(principal_in(request), tenant_id)
-        body = body_of(request, shapes.KeyOrder)
-        _check_scopes(request, body)
-        return _issue(request, tenant_id, body)
-
-
-class Key(ApiView):
-    resource = "key"
-
-    @write("keys_revoke")
-    def delete(self, request: Request, tenant_id: str, key_id: str) -> HttpResponseBase:
-        require_reach(principal_in(request), tenant_id)
-        command = tenant.RevokeApiKey(TenantId(tenant_id), KeyId(key_id), time.time())
-        response = perform(request, _write(tenant_id, command))
-        if "X-Log-Position" in response:
-            keys.revoke_key(key_id)
-        return response
-
-
 class Tickets(ApiView):
     resource = "ticket"
 
@@ -152,7 +112,7 @@ class Tickets(ApiView):
         principal = principal_in(request)
         require_reach(principal, tenant_id)
         reading.require_tenant(tenant_id)
-        ticket = tokens.sign_ticket(tenant_id, principal.actor, time.time())
+        ticket = tokens.sign_ticket(tenant_id, principal.actor, time.time(), role=principal.role)
         return Response(
             {
                 "ticket": ticket.text,
@@ -167,40 +127,3 @@ def _write(
     tenant_id: str, command: tenant.TenantCommand, body: dict[str, Any] | None = None
 ) -> Write:
     return Write(tenant.DECIDER, tenant_id, command, (body or {}).get("reason", ""))
-
-
-def _check_scopes(request: Request, body: dict[str, Any]) -> None:
-    """Whoever is not an administrator hands on inference only; nobody grants above themselves."""
-    admin_scopes = [scope for scope in body.get("scopes", []) if scope.startswith("admin:")]
-    if admin_scopes and principal_in(request).role != "admin":
-        raise Forbidden("forbidden_scope", "Only an administrator issues keys with admin scopes.")
-
-
-def _issue(request: Request, tenant_id: str, body: dict[str, Any]) -> HttpResponseBase:
-    """Secret first, event after: see ``keys.store_key``. The stored answer holds no secret."""
-    key_id, secret, full = tokens.new_key()
-    scopes = tuple(body.get("scopes") or ("inference",))
-    expires_at = body.get("expires_at")
-    command = tenant.IssueApiKey(
-        TenantId(tenant_id),
-        KeyId(key_id),
-        body["name"],
-        secret[-4:],
-        scopes,
-        expires_at,
-        time.time(),
-    )
-    shown = {"key_id": key_id, "secret": None, "last4": secret[-4:]}
-    order = Write(tenant.DECIDER, tenant_id, command, body.get("reason", ""), 201, lambda _: shown)
-    query = query_of(request, WriteQuery)
-    if query["dry_run"] == "true":
-        return perform(request, order)
-    keys.store_key(key_id, secret, tenant_id, scopes, expires_at)
-    try:
-        handled = handle(request, order, query.get("reason", ""), dry_run=False)
-    except Exception:
-        keys.forget_key(key_id)
-        raise
-    if handled.replayed:
-        keys.forget_key(key_id)
-    return receipt_response(order, handled, secret=full)

@@ -11,11 +11,13 @@ from controlplane import bootstrap
 from controlplane.application.ports import EventMeta, StoreUnavailable
 from controlplane.domain.errors import DomainError
 from controlplane.domain.event_types import type_of
+from controlplane.domain.policy import WRITE, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
 from controlplane.entrypoints.rest.applying import apply_locally, export
 
 
 class Command(DatabaseCommand):
+    rule = Rule(WRITE, "catalog")
     help = "Apply a catalog file (- is standard input), or print the present one with --export."
 
     def add_arguments(self, parser: CommandParser) -> None:

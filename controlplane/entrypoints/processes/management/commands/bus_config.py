@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from controlplane.adapters.natsbus.credentials import Authority
+from controlplane.domain.policy import WRITE, Rule
+from controlplane.entrypoints.processes.ruled_command import RuledCommand
 
 
-class Command(BaseCommand):
+class Command(RuledCommand):
     requires_system_checks = ()  # the whole URL tree is not needed here
+    rule = Rule(WRITE, "system")
     help = "Write nats.conf and the control plane's bus credentials, and say where."
 
     def add_arguments(self, parser: CommandParser) -> None:

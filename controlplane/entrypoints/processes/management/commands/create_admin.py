@@ -8,15 +8,16 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandParser
 
-from controlplane.adapters.access.policy import ROLES
 from controlplane.adapters.access.users import save_user
 from controlplane.adapters.private_files import write_private
+from controlplane.domain.policy import ROLES, WRITE, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
 
 PASSWORD_FILE = "initial_admin_password"
 
 
 class Command(DatabaseCommand):
+    rule = Rule(WRITE, "user")
     help = "Create a dashboard user, or give an existing one a new password; prints it once."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -7,16 +7,19 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from rich.console import Console
 
 from controlplane import bootstrap
+from controlplane.domain.policy import WRITE, Rule
 from controlplane.entrypoints.processes import demo, demo_seed
+from controlplane.entrypoints.processes.ruled_command import RuledCommand
 from controlplane.entrypoints.processes.supervisor import NotReady
 
 
-class Command(BaseCommand):
+class Command(RuledCommand):
     requires_system_checks = ()  # the whole URL tree is not needed here
+    rule = Rule(WRITE, "system")
     help = "Start everything on this machine: bus, web, gateway, controller, agents, one model."
 
     def add_arguments(self, parser: CommandParser) -> None:

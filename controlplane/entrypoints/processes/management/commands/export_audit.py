@@ -7,12 +7,14 @@ import msgspec
 from django.core.management.base import CommandParser
 
 from controlplane.adapters.export.formats import FORMATS, Export
+from controlplane.domain.policy import READ, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
 from controlplane.entrypoints.rest.exporting import COLUMNS, records
 from controlplane.entrypoints.rest.ledger_reading import export_head
 
 
 class Command(DatabaseCommand):
+    rule = Rule(READ, "export")
     help = "Write events or requests to DIR, with a .manifest.json of count, positions and SHA-256."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -7,10 +7,12 @@ from django.core.management.base import CommandError
 from controlplane import bootstrap
 from controlplane.application.ports import IntegrityError, StoreUnavailable
 from controlplane.domain.event_types import UnknownEvent
+from controlplane.domain.policy import WRITE, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
 
 
 class Command(DatabaseCommand):
+    rule = Rule(WRITE, "system")
     help = "Rebuild the read model from the log; fails if it differs from the one kept until now."
 
     def handle(self, *args: Any, **options: Any) -> None:

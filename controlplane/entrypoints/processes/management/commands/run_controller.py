@@ -4,15 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
+from controlplane.domain.policy import WRITE, Rule
 from controlplane.entrypoints.processes.controller import ControllerSettings
 from controlplane.entrypoints.processes.controller_server import run
+from controlplane.entrypoints.processes.ruled_command import RuledCommand
 
 
-class Command(BaseCommand):
+class Command(RuledCommand):
     """Works until SIGTERM. Of several, one leads and the others stand by."""
 
+    rule = Rule(WRITE, "system")
     help = "Project, ingest, reconcile and publish."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -4,14 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
+from controlplane.domain.policy import WRITE, Rule
 from controlplane.entrypoints.openai.process import run
+from controlplane.entrypoints.processes.ruled_command import RuledCommand
 
 
-class Command(BaseCommand):
+class Command(RuledCommand):
     """Serves until SIGTERM; then streams have a few seconds to end."""
 
+    rule = Rule(WRITE, "system")
     help = "Serve inference: /v1 and /ws/v1/stream."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -4,14 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.utils.module_loading import import_string
 
+from controlplane.domain.policy import WRITE, Rule
 from controlplane.entrypoints.live.hub import process_hub
 from controlplane.entrypoints.logs import configure_logs
+from controlplane.entrypoints.processes.ruled_command import RuledCommand
 
 
-class Command(BaseCommand):
+class Command(RuledCommand):
+    rule = Rule(WRITE, "system")
     help = "Serve the dashboard, /api/v1 and /ws/live on ENGINE_WEB_HOST:ENGINE_WEB_PORT."
 
     def add_arguments(self, parser: CommandParser) -> None:

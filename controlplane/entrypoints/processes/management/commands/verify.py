@@ -6,10 +6,12 @@ from django.core.management.base import CommandError, CommandParser
 
 from controlplane import bootstrap
 from controlplane.application.ports import IntegrityError, StoreUnavailable
+from controlplane.domain.policy import READ, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
 
 
 class Command(DatabaseCommand):
+    rule = Rule(READ, "event")
     help = "Verify the log's hash chain; names the first bad position."
 
     def add_arguments(self, parser: CommandParser) -> None:
