@@ -1,4 +1,4 @@
-import { screen, within } from "@testing-library/react";
+import { fireEvent, screen, waitFor, within } from "@testing-library/react";
 import { expect, test } from "vitest";
 import { dialog, open, press, type } from "./harness";
 
@@ -27,14 +27,46 @@ test("an issued key's secret is shown once and nowhere after", async () => {
   expect(document.body.innerHTML).not.toContain("top-secret");
 });
 
-test("a revoked key is shown as revoked and offers no second revocation", async () => {
-  await open("/tenants/acme");
+async function chosen(name: string): Promise<HTMLElement> {
   const row = (await screen.findByText("billing-service")).closest("tr") as HTMLElement;
-  press("Revoke", row);
+  press("Actions for billing-service", row);
+  fireEvent.click(await screen.findByRole("menuitem", { name }));
+  return row;
+}
+
+test("a revoked key is shown as revoked, keeps the reason and offers nothing more", async () => {
+  const { backend } = await open("/tenants/acme");
+  const row = await chosen("Revoke");
   const box = await dialog(/Revoke key/);
+  type("Reason", "café", box);
   press("Revoke key", box);
   await within(row).findByText("revoked");
-  expect(within(row).queryByRole("button", { name: "Revoke" })).toBeNull();
+  expect(within(row).queryByRole("button", { name: /Actions/ })).toBeNull();
+  const call = backend.calls.findLast((each) => each.method === "DELETE");
+  expect(call?.headers["x-reason"]).toBe("caf%C3%A9");
+});
+
+test("a rotated key shows its new secret once, and until when the old one is good", async () => {
+  await open("/tenants/acme");
+  const row = await chosen("Rotate secret");
+  press("Make a new secret", await dialog(/Rotate the secret/));
+  const shown = await dialog("Copy the key now");
+  const secret = within(shown).getByLabelText<HTMLInputElement>("API key").value;
+  expect(secret).toBe("sk_4f2a91c07d3e.newer-secret");
+  press("I have stored it", shown);
+  await within(row).findByText(/Old secret until/);
+  expect(document.body.innerHTML).not.toContain("newer-secret");
+});
+
+test("a suspended key can be resumed", async () => {
+  await open("/tenants/acme");
+  const row = await chosen("Suspend");
+  press("Suspend key", await dialog(/Suspend key/));
+  await within(row).findByText("suspended");
+  await waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
+  await chosen("Resume");
+  press("Resume key", await dialog(/Resume key/));
+  await within(row).findByText("active");
 });
 
 test("suspending keeps the reason and can be undone", async () => {

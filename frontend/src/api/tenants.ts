@@ -90,11 +90,43 @@ export function issueKey(tenant_id: string, key: NewKey) {
   );
 }
 
-export function revokeKey(tenant_id: string, key_id: string) {
+/** As issuing: the new secret is shown once. The old one is good until then (Unix seconds). */
+export function rotateKey(tenant_id: string, key_id: string, previous_valid_until: number) {
+  return body(
+    client.POST("/api/v1/tenants/{tenant_id}/keys/{key_id}/rotate/", {
+      params: { path: { tenant_id, key_id } },
+      body: { previous_valid_until },
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
+export function suspendKey(tenant_id: string, key_id: string, reason: string) {
+  return body(
+    client.POST("/api/v1/tenants/{tenant_id}/keys/{key_id}/suspend/", {
+      params: { path: { tenant_id, key_id } },
+      body: { reason },
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
+export function resumeKey(tenant_id: string, key_id: string, reason: string) {
+  return body(
+    client.POST("/api/v1/tenants/{tenant_id}/keys/{key_id}/resume/", {
+      params: { path: { tenant_id, key_id } },
+      body: { reason },
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
+/** A DELETE has no body, so the reason travels as a header, which takes no letters beyond ASCII. */
+export function revokeKey(tenant_id: string, key_id: string, reason: string) {
   return body(
     client.DELETE("/api/v1/tenants/{tenant_id}/keys/{key_id}/", {
       params: { path: { tenant_id, key_id } },
-      headers: idempotencyKey(),
+      headers: { ...idempotencyKey(), "X-Reason": encodeURIComponent(reason) },
     }),
   );
 }

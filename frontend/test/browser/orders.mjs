@@ -45,7 +45,14 @@ async function tenant(page) {
   await budget.getByRole("switch", { name: "Limit the tokens" }).click();
   await filled(page, `Budget of ${TENANT}`, { Tokens: "50000" }, "Save budget");
   await page.getByText("50,000 tokens a month").waitFor();
-  await press(page, "Revoke");
+  await press(page, "Actions for orders");
+  await page.getByRole("menuitem", { name: "Rotate secret" }).click();
+  await filled(page, /Rotate the secret/, {}, "Make a new secret");
+  await press(page.getByRole("dialog", { name: "Copy the key now" }), "I have stored it");
+  await page.getByText(/Old secret until/).waitFor();
+  await shot(page, "orders-keys");
+  await press(page, "Actions for orders");
+  await page.getByRole("menuitem", { name: "Revoke" }).click();
   await filled(page, /Revoke key/, {}, "Revoke key");
   await page.getByRole("table", { name: "API keys" }).getByText("revoked").waitFor();
   await press(page, "Suspend");

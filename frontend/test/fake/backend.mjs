@@ -80,6 +80,7 @@ export class FakeBackend {
   read([kind, id, sub], query) {
     const found = () => this.find(kind, id);
     if (kind === "status") return ok(this.status());
+    if (kind === "audit") return this.page(this.audit(query), query, "after");
     if (kind === "events") return this.page(this.events(query), query, "after");
     if (kind === "requests" && id) return ok(found());
     if (kind === "requests") return this.page(this.requests(query), query, "after");
@@ -92,6 +93,11 @@ export class FakeBackend {
     if (kind === "tenants" && sub === "keys") return this.list(this.state.keys[id] ?? []);
     if (kind === "tenants" && sub === "budget") return this.tagged(budgetOf(found()), kind, id);
     return this.tagged(found(), kind, id);
+  }
+
+  audit({ q = "", outcome }) {
+    const has = (entry) => JSON.stringify(entry).toLowerCase().includes(q.toLowerCase());
+    return this.state.audit.filter((e) => has(e) && (!outcome || e.outcome === outcome));
   }
 
   find(kind, id) {
@@ -240,14 +246,14 @@ export class FakeBackend {
         row.aliases = row.aliases.filter((alias) => alias !== subId);
         return ["ModelAliasRemoved"];
       case "PUT models access":
-        row.access = { public: body.public, tenants: body.tenants };
+        row.access = { public: body.public, tenants: body.tenants, roles: body.roles };
         return ["ModelAccessChanged"];
       default:
-        return this.changeTenant(row, `${method} ${sub ?? ""}`.trim(), subId, body);
+        return this.changeTenant(row, `${method} ${sub ?? ""}`.trim(), subId, body, action);
     }
   }
 
-  changeTenant(row, order, keyId, body) {
+  changeTenant(row, order, keyId, body, action) {
     const keys = this.state.keys[row.tenant_id] ?? missing("order");
     switch (order) {
       case "PATCH":
@@ -266,13 +272,25 @@ export class FakeBackend {
         keys.find((key) => key.key_id === keyId).revoked = true;
         return ["ApiKeyRevoked"];
       case "POST keys":
-        return this.issueKey(row, keys, body);
+        return keyId
+          ? this.changeKey(byKey(keys, keyId), action, body)
+          : this.issueKey(row, keys, body);
       default:
         return missing("order");
     }
   }
 
-  issueKey(row, keys, { name, scopes, expires_at }) {
+  changeKey(key, action, body) {
+    if (action === "rotate") {
+      Object.assign(key, { last4: "cret", previous_valid_until: body.previous_valid_until });
+      const secret = `sk_${key.key_id}.newer-secret`;
+      return ["ApiKeyRotated", { key_id: key.key_id, last4: key.last4, secret }];
+    }
+    Object.assign(key, { suspended: action === "suspend", suspended_reason: body.reason });
+    return [key.suspended ? "ApiKeySuspended" : "ApiKeyResumed"];
+  }
+
+  issueKey(row, keys, { name, role, scopes, models, expires_at }) {
     const key_id = (0xa1b2c3d4e500 + keys.length).toString(16);
     const shown = { key_id, last4: "cret" };
     const created_at = Date.now() / 1000;
@@ -280,11 +298,18 @@ export class FakeBackend {
       ...shown,
       tenant_id: row.tenant_id,
       name,
+      role,
       scopes,
+      models,
       expires_at: expires_at ?? null,
+      suspended: false,
+      suspended_reason: "",
       revoked: false,
       created_at,
+      rotated_at: null,
       last_used_at: null,
+      previous_valid_until: null,
+      previous_last_used_at: null,
     });
     row.num_keys += 1;
     return ["ApiKeyIssued", { ...shown, secret: `sk_${key_id}.top-secret` }];
@@ -321,6 +346,10 @@ function missing(what) {
 
 function byVersion(row, name) {
   return row.versions.find((each) => each.version === name) ?? missing("version");
+}
+
+function byKey(keys, id) {
+  return keys.find((each) => each.key_id === id) ?? missing("key");
 }
 
 function budgetOf({ budget_tokens, budget_period }) {

@@ -95,7 +95,7 @@ function model(name, versions, part = {}) {
     name,
     default_version: versions[0]?.version ?? null,
     aliases: [],
-    access: { public: true, tenants: [] },
+    access: { public: true, tenants: [], roles: [] },
     versions,
     created_at: T0 + 60,
     ...part,
@@ -279,6 +279,39 @@ export function requestRecord(number, part = {}) {
   };
 }
 
+function audit() {
+  const shared = { address: "10.0.0.7", reason: "", correlation_id: "req-1", asked: {} };
+  const none = { code: "", detail: "", before: {}, after: {} };
+  return [
+    {
+      ...shared,
+      ...none,
+      position: 22,
+      at: T0 + 220,
+      actor: "key:4f2a91c07d3e",
+      action: "ChangeTier",
+      target: "tenant-acme",
+      outcome: "refused",
+      code: "invalid_tier",
+      detail: "tier is one of free, standard, premium.",
+      asked: { tenant_id: "acme", tier: "gold" },
+    },
+    {
+      ...shared,
+      ...none,
+      position: 21,
+      at: T0 + 210,
+      actor: "user:admin",
+      action: "TenantTierChanged",
+      target: "tenant-acme",
+      outcome: "done",
+      reason: "they pay",
+      before: { "tenant acme": { tier: "free" } },
+      after: { "tenant acme": { tier: "standard" } },
+    },
+  ];
+}
+
 export function newState() {
   return {
     position: 30,
@@ -304,16 +337,24 @@ export function newState() {
           tenant_id: "acme",
           name: "billing-service",
           last4: "x9Qw",
+          role: "developer",
           scopes: ["inference"],
+          models: [],
           expires_at: null,
+          suspended: false,
+          suspended_reason: "",
           revoked: false,
           created_at: T0 + 40,
+          rotated_at: null,
           last_used_at: T0 + 3000,
+          previous_valid_until: null,
+          previous_last_used_at: null,
         },
       ],
       globex: [],
     },
     decisions: decisions(),
+    audit: audit(),
     events: Array.from({ length: 30 }, (_, index) => event(index + 1)),
     requests: Array.from({ length: 12 }, (_, index) => requestRecord(12 - index)),
     versions: {}, // aggregate versions, by resource; absent means 1

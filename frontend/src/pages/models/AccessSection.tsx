@@ -19,6 +19,7 @@ export function AccessSection({ model, etag, writable }: DetailProps) {
     <Section title="Access" actions={edit}>
       <Text size="sm">
         {access.public ? "Every tenant may use this model." : listed(access.tenants)}
+        {access.roles.length > 0 && ` Only with role ${access.roles.join(" or ")}.`}
       </Text>
       <AccessModal
         key={etag}
@@ -46,6 +47,7 @@ interface AccessModalProps {
 function AccessModal({ model, etag, opened, onClose }: AccessModalProps) {
   const [open, setOpen] = useState(model.access.public);
   const [tenants, setTenants] = useState(model.access.tenants);
+  const [roles, setRoles] = useState(model.access.roles);
   const all = useQuery(tenantsQuery).data ?? [];
   return (
     <FormModal
@@ -53,7 +55,7 @@ function AccessModal({ model, etag, opened, onClose }: AccessModalProps) {
       opened={opened}
       onClose={onClose}
       submitLabel="Save access"
-      submit={() => setAccess(model.name, { public: open, tenants }, etag)}
+      submit={() => setAccess(model.name, { public: open, tenants, roles }, etag)}
       done={`Access to ${model.name} is changed`}
       touches={["models"]}
     >
@@ -70,6 +72,14 @@ function AccessModal({ model, etag, opened, onClose }: AccessModalProps) {
         value={tenants}
         onChange={setTenants}
         searchable
+      />
+      <MultiSelect
+        label="Only with these roles"
+        description="Of the key, the token or the user. None means any role."
+        size="xs"
+        data={["admin", "operator", "auditor", "developer", "viewer"]}
+        value={roles}
+        onChange={(chosen) => setRoles(chosen as typeof roles)}
       />
     </FormModal>
   );

@@ -1,4 +1,4 @@
-import { MultiSelect, Select, TextInput } from "@mantine/core";
+import { MultiSelect, Select, TagsInput, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { issueKey } from "@/api/tenants";
 import type { IssuedKey } from "@/api/types";
@@ -21,6 +21,8 @@ interface IssueKeyModalProps {
 
 export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyModalProps) {
   const [name, setName] = useState("");
+  const [role, setRole] = useState("developer");
+  const [models, setModels] = useState<string[]>([]);
   const [scopes, setScopes] = useState(["inference"]);
   const [lifetime, setLifetime] = useState("0");
   const expires_at = lifetime === "0" ? null : Math.floor(Date.now() / 1_000) + Number(lifetime);
@@ -30,7 +32,7 @@ export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyM
       opened={opened}
       onClose={onClose}
       submitLabel="Issue key"
-      submit={() => issueKey(tenantId, { name, scopes, expires_at })}
+      submit={() => issueKey(tenantId, { name, role, scopes, models, expires_at })}
       done={`Key ${name} is issued`}
       touches={["tenants"]}
       onDone={onIssued}
@@ -42,6 +44,21 @@ export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyM
         data-autofocus
         value={name}
         onChange={(event) => setName(event.currentTarget.value)}
+      />
+      <Select
+        label="Role"
+        description="What it may do in general; the scopes narrow it."
+        data={["admin", "operator", "auditor", "developer", "viewer"]}
+        allowDeselect={false}
+        value={role}
+        onChange={(value) => value && setRole(value)}
+      />
+      <TagsInput
+        label="Models"
+        description="Names it may ask for. None means all that the tenant may use."
+        size="xs"
+        value={models}
+        onChange={setModels}
       />
       <MultiSelect
         label="Scopes"
