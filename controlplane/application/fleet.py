@@ -91,6 +91,8 @@ class DeviceLoad(msgspec.Struct, frozen=True):
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
+    """Counts are totals since it was loaded; ``swapped_bytes`` went to host memory or back."""
+
     replica_id: str
     version_id: str
     device_index: int
@@ -107,6 +109,14 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     cached_tokens: int
     num_preemptions: int
     last_step_age_s: float
+    step_s: float = 0.0
+    num_steps: int = 0
+    num_swapped_out: int = 0
+    num_recomputed: int = 0
+    swapped_bytes: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class NodeLoad(msgspec.Struct, frozen=True):

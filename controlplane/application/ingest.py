@@ -141,6 +141,7 @@ def _transition(node_id: NodeId, said: ReplicaReport, now: float) -> Event:
             said.load_seconds,
             said.sha256,
             now,
+            said.detail,
         )
     if said.state == "failed":
         code = said.code or "unknown"

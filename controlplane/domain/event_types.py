@@ -34,7 +34,12 @@ EVENT_TYPES: dict[str, type[Event]] = {
     for kind in _members(union)
 }
 # Type -> newest version; absent means 1.
-SCHEMA_VERSIONS: dict[str, int] = {"ApiKeyIssued": 2, "ModelAccessChanged": 2}
+SCHEMA_VERSIONS: dict[str, int] = {
+    "ApiKeyIssued": 2,
+    "ModelAccessChanged": 2,
+    "ModelVersionAdded": 2,
+    "ReplicaBecameReady": 2,
+}
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoders = {name: msgspec.json.Decoder(kind) for name, kind in EVENT_TYPES.items()}

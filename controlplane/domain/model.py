@@ -14,7 +14,11 @@ from controlplane.domain.ids import checked_name
 from controlplane.domain.money import FREE, Price, check_price
 from controlplane.domain.policy import ROLES
 
-QUANTIZATIONS = ("none", "bf16", "int8", "awq-int4")
+QUANTIZATIONS = ("none", "bf16", "int8", "int8-weight-only", "awq-int4")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8")
+POLICIES = ("continuous", "static", "prefill-first")
+SPECULATIONS = ("none", "ngram", "draft")
+DISAGGREGATIONS = ("none", "prefill-decode")
 PRIORITIES = ("high", "normal", "best-effort")
 SOURCE_SCHEMES = ("hf", "s3", "file", "pypi", "simulated")
 
@@ -48,7 +52,11 @@ OPEN_ACCESS = Access()
 
 
 class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that placement, validation and loading need to know of one version. Memory in bytes."""
+    """All that placement, validation and loading need to know of one version. Memory in bytes.
+
+    ``gpu_memory`` holds everything: weights, draft model, KV cache, ``swap_bytes`` for preempted
+    requests (None: the node chooses) and workspace. ``draft_model`` is a source, as ``source``.
+    """
 
     version: str
     source: str
@@ -67,6 +75,9 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "continuous"
     colocation: Colocation = Colocation()
     draft_model: str = ""
+    speculation: str = "none"
+    swap_bytes: int | None = None
+    disaggregation: str = "none"
 
     @property
     def max_model_len(self) -> int:
@@ -322,17 +333,14 @@ def _add_version(model: Model, name: str, spec: VersionSpec, now: float) -> list
 def check_spec(spec: VersionSpec) -> None:
     """Raise Invalid for the first rule the specification breaks."""
     checked_name(spec.version, "version")
-    scheme, separator, rest = spec.source.partition("://")
-    if not separator or scheme not in SOURCE_SCHEMES or not rest:
-        raise Invalid(
-            "source_not_allowed",
-            "source starts with hf://, s3://, file://, pypi:// or simulated://.",
-            "source",
-        )
+    _check_source(spec.source, "source")
     _one_of(spec.quantization, QUANTIZATIONS, "quantization")
+    _one_of(spec.kv_cache_dtype, KV_CACHE_DTYPES, "kv_cache_dtype")
+    _one_of(spec.speculation, SPECULATIONS, "speculation")
+    _one_of(spec.disaggregation, DISAGGREGATIONS, "disaggregation")
     _one_of(spec.priority, PRIORITIES, "priority")
     _one_of(spec.format, ("safetensors",), "format")
-    _one_of(spec.policy, ("continuous", "static"), "policy")
+    _one_of(spec.policy, POLICIES, "policy")
     _one_of(spec.colocation.isolation, ("shared", "dedicated"), "colocation.isolation")
     for param, value, low, high in (
         ("gpu_memory", spec.gpu_memory, 1, 2**50),
@@ -344,6 +352,45 @@ def check_spec(spec: VersionSpec) -> None:
         if not low <= value <= high:
             raise Invalid("out_of_range", f"{param} is from {low} to {high}.", param)
     _check_replicas(spec.min_replicas, spec.max_replicas)
+    if spec.swap_bytes is not None and not 0 <= spec.swap_bytes < spec.gpu_memory:
+        raise Invalid("out_of_range", "swap_bytes is a part of gpu_memory.", "swap_bytes")
+    _check_combination(spec)
+    if spec.draft_model:
+        _check_source(spec.draft_model, "draft_model")
+
+
+def _check_source(source: str, param: str) -> None:
+    scheme, separator, rest = source.partition("://")
+    if not separator or scheme not in SOURCE_SCHEMES or not rest:
+        allowed = ", ".join(f"{scheme}://" for scheme in SOURCE_SCHEMES)
+        raise Invalid("source_not_allowed", f"{param} starts with one of {allowed}.", param)
+
+
+def _check_combination(spec: VersionSpec) -> None:
+    """Refuse what no node could load, whatever its devices; the rest is the node's to refuse."""
+    is_draft, is_bf16 = spec.speculation == "draft", spec.quantization == "bf16"
+    is_simulated = spec.source.startswith("simulated://")
+    is_split = spec.disaggregation != "none"
+    rules = (
+        (is_draft != bool(spec.draft_model), "draft_model", "goes with speculation: draft"),
+        (spec.draft_model.startswith("simulated:"), "draft_model", "has weights"),
+        (is_simulated and spec.speculation != "none", "speculation", "needs a model with weights"),
+        (
+            is_bf16 and spec.kv_cache_dtype == "float32",
+            "kv_cache_dtype",
+            "with quantization: bf16 is auto, bfloat16 or int8",
+        ),
+        (
+            spec.quantization not in ("bf16", "none") and spec.kv_cache_dtype == "bfloat16",
+            "kv_cache_dtype",
+            f"with quantization: {spec.quantization} is auto, float32 or int8",
+        ),
+        (is_split and spec.policy == "static", "disaggregation", "has no static batches"),
+        (is_split and spec.tensor_parallel > 1, "disaggregation", "is for one device"),
+    )
+    for is_broken, param, rule in rules:
+        if is_broken:
+            raise Invalid("unsupported_combination", f"{param} {rule}.", param)
 
 
 def _scale(model: Model, command: ScaleVersion) -> list[Event]:

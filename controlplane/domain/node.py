@@ -75,6 +75,8 @@ class ReplicaStateChanged(Event, frozen=True, tag_field="type", tag="ReplicaStat
 
 
 class ReplicaBecameReady(Event, frozen=True, tag_field="type", tag="ReplicaBecameReady"):
+    """``warning``: why it will serve less well than it could, such as bf16 computed slowly."""
+
     node_id: NodeId
     replica_id: ReplicaId
     version_id: VersionId
@@ -85,6 +87,7 @@ class ReplicaBecameReady(Event, frozen=True, tag_field="type", tag="ReplicaBecam
     load_seconds: float
     sha256: str
     at: float
+    warning: str = ""
 
 
 class ReplicaFailed(Event, frozen=True, tag_field="type", tag="ReplicaFailed"):

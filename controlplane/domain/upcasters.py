@@ -11,6 +11,12 @@ from typing import Any
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
 
+def _with_engine_options(data: dict[str, Any]) -> dict[str, Any]:
+    """Until then nodes did not speculate, whatever ``draft_model`` said."""
+    new = {"speculation": "none", "swap_bytes": None, "disaggregation": "none"}
+    return {**data, "spec": {**data["spec"], **new}}
+
+
 def _key_with_role(data: dict[str, Any]) -> dict[str, Any]:
     """Keys had no role, only scopes; those with an admin scope were administrators."""
     administers = any(scope.startswith("admin:") for scope in data["scopes"])
@@ -24,6 +30,8 @@ def _access_with_roles(data: dict[str, Any]) -> dict[str, Any]:
 UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ApiKeyIssued", 1): _key_with_role,
     ("ModelAccessChanged", 1): _access_with_roles,
+    ("ModelVersionAdded", 1): _with_engine_options,
+    ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
 }
 
 

@@ -51,6 +51,9 @@ class Version(Row, frozen=True, kw_only=True):
     policy: str
     colocation: Colocation
     draft_model: str
+    speculation: str
+    swap_bytes: int | None
+    disaggregation: str
     created_at: float
     added_at_position: int
     price: Price = FREE
@@ -157,7 +160,7 @@ def _price_set(rows: Rows, event: domain.ModelPriceSet, recorded: Recorded) -> N
 
 PROJECTION = Projection(
     "catalog",
-    3,
+    4,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,

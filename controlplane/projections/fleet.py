@@ -178,7 +178,7 @@ def _became_ready(rows: Rows, event: domain.ReplicaBecameReady, recorded: Record
         peak_bytes=event.peak_bytes,
         load_seconds=event.load_seconds,
         sha256=event.sha256,
-        reason="",
+        reason=event.warning,
     )
     _put_replica(rows, replica, event.at)
 

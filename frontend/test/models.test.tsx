@@ -36,6 +36,21 @@ test("a further version starts from the newest one, and says what the bare name 
   expect(added.max_prompt_tokens).toBe(newest.max_prompt_tokens);
 });
 
+test("a draft model is asked for with draft speculation only, and sent with it", async () => {
+  const { backend } = await open("/models/smollm2?add=true");
+  const box = await dialog("Add version to smollm2");
+  expect(within(box).queryByLabelText(/^Draft model/)).toBeNull();
+  fireEvent.click(within(box).getByRole("combobox", { name: "Speculation" }));
+  fireEvent.click(await screen.findByRole("option", { name: "draft", hidden: true }));
+  type(/^Draft model/, "file:///models/small");
+  press("Add version", box);
+  await screen.findByText("smollm2@v3 is added; it is placed next");
+  const added = backend.state.models[0].versions.at(-1);
+  expect(added.speculation).toBe("draft");
+  expect(added.draft_model).toBe("file:///models/small");
+  expect(added.disaggregation).toBe("none");
+});
+
 test("a refused name is shown with the server's rule, and the dialog stays", async () => {
   await open("/models");
   press("Register model");

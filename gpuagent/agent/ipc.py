@@ -78,6 +78,8 @@ class Loaded(Ipc, frozen=True, tag="loaded"):
     sha256: str
     max_model_len: int
     bundle: TokenizerBundle
+    warning_code: str = ""
+    warning: str = ""
 
 
 class LoadFailed(Ipc, frozen=True, tag="load_failed"):
@@ -121,6 +123,12 @@ class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
     decode_seconds: float = 0.0
     cached_tokens: int = 0
     num_preemptions: int = 0
+    num_swapped_out: int = 0
+    num_recomputed: int = 0
+    swapped_bytes: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Stats(Ipc, frozen=True, tag="stats"):

@@ -85,12 +85,22 @@ GAUGES: tuple[tuple[str, str, Callable[[ReplicaLoad], float]], ...] = (
     ("num_requests_running", "Generations that hold KV blocks.", lambda r: r.num_running),
     ("num_requests_waiting", "Generations that wait for a slot.", lambda r: r.num_waiting),
     ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", lambda r: _kv_usage(r)),
+    ("step_seconds", "Mean time of a step in the last report.", lambda r: r.step_s),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[ReplicaLoad], float]], ...] = (
     ("generation_tokens", "Tokens generated.", lambda r: r.generated_tokens),
     ("prompt_tokens", "Prompt tokens, cached ones included.", lambda r: r.prompt_tokens),
     ("prompt_tokens_cached", "Prompt tokens found in the cache.", lambda r: r.cached_tokens),
+    ("prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda r: r.prompt_tokens),
+    ("prefix_cache_hits", "Of these, tokens found.", lambda r: r.cached_tokens),
     ("num_preemptions", "Generations that gave their blocks back.", lambda r: r.num_preemptions),
+    ("num_swapped_out", "Of these, kept in host memory.", lambda r: r.num_swapped_out),
+    ("num_recomputed", "Of these, computed anew.", lambda r: r.num_recomputed),
+    ("swapped_bytes", "KV bytes moved to host memory or back.", lambda r: r.swapped_bytes),
+    ("num_steps", "Steps of the engine.", lambda r: r.num_steps),
+    ("spec_decode_num_drafts", "Guesses computed ahead.", lambda r: r.num_drafts),
+    ("spec_decode_num_draft_tokens", "Their tokens.", lambda r: r.num_draft_tokens),
+    ("spec_decode_num_accepted_tokens", "Of these, accepted.", lambda r: r.num_accepted_tokens),
 )
 LATENCIES: tuple[tuple[str, str, Callable[[Served], Histogram]], ...] = (
     ("time_to_first_token_seconds", "TTFT seen by the agent.", lambda x: x.first_token),

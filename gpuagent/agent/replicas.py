@@ -126,7 +126,7 @@ class ReplicaTable:
         replica.loaded = message
         replica.ready_at = self._monotonic()
         self.bundles[replica.spec.version_id] = message.bundle
-        self._set(replica, "ready")
+        self._set(replica, "ready", message.warning_code, message.warning)
 
     def failed(self, replica_id: str, code: str, reason: str) -> None:
         """A load or a running engine failed; a stopping replica is simply gone."""

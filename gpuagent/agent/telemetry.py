@@ -23,6 +23,7 @@ from gpuagent.wire.messages import Device, DeviceLoad, ReplicaLoad
 class _Rates:
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    step_s: float = 0.0
 
 
 class LoadMeter:
@@ -87,13 +88,24 @@ class LoadMeter:
             cached_tokens=served.cached_tokens,
             num_preemptions=stats.num_preemptions,
             last_step_age_s=round(age, 3),
+            step_s=round(rates.step_s, 6),
+            num_steps=stats.num_steps,
+            num_swapped_out=stats.num_swapped_out,
+            num_recomputed=stats.num_recomputed,
+            swapped_bytes=stats.swapped_bytes,
+            num_drafts=stats.num_drafts,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens,
         )
 
 
 def _rates(before: ReplicaStats, now: ReplicaStats, old: _Rates) -> _Rates:
     prefill_seconds = now.prefill_seconds - before.prefill_seconds
     decode_steps = now.decode_steps - before.decode_steps
+    num_steps = now.num_steps - before.num_steps
     rates = old
+    if num_steps > 0:
+        rates = replace(rates, step_s=(now.busy_seconds - before.busy_seconds) / num_steps)
     if prefill_seconds > 0:
         tokens = now.prefill_tokens - before.prefill_tokens
         rates = replace(rates, prefill_tokens_per_s=tokens / prefill_seconds)

@@ -106,6 +106,12 @@ class _Replica:
             decode_seconds=self.decode_seconds,
             cached_tokens=stats.num_cached_tokens,
             num_preemptions=stats.num_preemptions,
+            num_swapped_out=stats.num_swapped_out,
+            num_recomputed=stats.num_recomputed,
+            swapped_bytes=stats.swapped_bytes,
+            num_drafts=stats.spec_decode_num_drafts,
+            num_draft_tokens=stats.spec_decode_num_draft_tokens,
+            num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
         )
 
 
@@ -317,6 +323,8 @@ def _loaded(replica_id: str, model: LoadedModel, seconds: float) -> ipc.Loaded:
         sha256=model.sha256,
         max_model_len=model.max_model_len,
         bundle=model.bundle,
+        warning_code=model.warning[0],
+        warning=model.warning[1],
     )
 
 

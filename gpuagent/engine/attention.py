@@ -66,46 +66,35 @@ class PagedAttention:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `gpuagent.models.layers.Attention`."""
-        keys, values = self._kv.keys[layer], self._kv.values[layer]
-        keys.index_copy_(0, self._slots, key)
-        values.index_copy_(0, self._slots, value)
+        self._kv.store(layer, self._slots, key, value)
         output = torch.empty_like(query)
         for group in self._decodes:
             rows = slice(group.start, group.end)
-            output[rows] = self._attend_decodes(group, query[rows], keys, values)
+            output[rows] = self._attend_decodes(group, query[rows], layer)
         for chunk in self._chunks:
             rows = slice(chunk.start, chunk.end)
-            if chunk.mask is None:
+            if chunk.mask is None and not self._kv.is_int8:
                 context = key[rows], value[rows]
-            else:
-                context = self._gather(chunk.blocks, 1, keys, values)
+            else:  # an int8 chunk reads what it stored, as all later tokens will
+                context = self._gather(chunk.blocks, 1, layer)
                 context = context[0][0, : chunk.context], context[1][0, : chunk.context]
             output[rows] = _attend_chunk(query[rows], *context, chunk.mask)
         return output
 
-    def _attend_decodes(
-        self, group: _Decodes, query: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
+    def _attend_decodes(self, group: _Decodes, query: Tensor, layer: int) -> Tensor:
         rows, num_heads, head_dim = query.shape
-        key, value = self._gather(group.blocks, rows, keys, values)
+        key, value = self._gather(group.blocks, rows, layer)
         shared = query.view(rows, key.shape[2], -1, head_dim)  # (rows, K, H / K, D)
         attended = scaled_dot_product_attention(
             shared, key.transpose(1, 2), value.transpose(1, 2), attn_mask=group.mask
         )
         return attended.reshape(rows, num_heads, head_dim)
 
-    def _gather(
-        self, blocks: Tensor, rows: int, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _gather(self, blocks: Tensor, rows: int, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of `rows` requests with equally many blocks: (rows, L, K, D) each."""
-        _, num_kv_heads, head_dim = keys.shape
-        block_shape = self._kv.block_size * num_kv_heads * head_dim
-        gathered = self._workspace.take(2 * len(blocks), block_shape)
-        halves = gathered.chunk(2)
-        for source, target in zip((keys, values), halves, strict=True):
-            torch.index_select(source.view(-1, block_shape), 0, blocks, out=target)
-        key, value = (half.view(rows, -1, num_kv_heads, head_dim) for half in halves)
-        return key, value
+        width = self._kv.block_size * self._kv.token_width
+        key, value = self._kv.gather(layer, blocks, self._workspace.take(2 * len(blocks), width))
+        return key.unflatten(0, (rows, -1)), value.unflatten(0, (rows, -1))
 
     def _write_slots(self, works: list[Work]) -> Tensor:
         size = self._kv.block_size
@@ -136,7 +125,7 @@ class PagedAttention:
             start=start,
             end=start + len(works),
             blocks=self._tensor(blocks).flatten(),
-            mask=mask[:, None, None].to(self._kv.keys.device),
+            mask=mask[:, None, None].to(self._kv.device),
         )
 
     def _lay_out(self, works: list[Work], start: int) -> list[_Chunk]:
@@ -145,13 +134,13 @@ class PagedAttention:
             end = start + len(work.token_ids)
             num_blocks = -(-work.end // self._kv.block_size)
             blocks = self._tensor(work.block_ids[:num_blocks])
-            mask = _causal(work, self._kv.keys.device) if work.start else None
+            mask = _causal(work, self._kv.device) if work.start else None
             chunks.append(_Chunk(start, end, work.end, blocks, mask))
             start = end
         return chunks
 
     def _tensor(self, values: object) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._kv.keys.device)
+        return torch.tensor(values, dtype=torch.int64).to(self._kv.device)
 
 
 class Workspace:

@@ -31,8 +31,10 @@ from tokenizers import Tokenizer
 
 from gpuagent.engine.batch import SchedulerOutput, Sequence
 from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
-from gpuagent.engine.executors import block_bytes, make_executor
+from gpuagent.engine.drafts import load_draft
+from gpuagent.engine.executors import DTYPES, make_executor
 from gpuagent.engine.model_runner import Executor, ModelRunner, StepResult
+from gpuagent.engine.precision import of_dtype
 from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
@@ -50,7 +52,6 @@ from gpuagent.models.llama import LlamaModel
 
 NO_SPECULATION = SpeculationCounters()
 NO_DRAFTS = Drafts(())
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_KV_BYTES = 512 << 20
 DEFAULT_SWAP_BYTES = 128 << 20
 DEFAULT_ITL_SECONDS = 0.1
@@ -135,6 +136,7 @@ class TorchEngine:
         self._tokenizer = tokenizer
         self._scheduler = Scheduler(config)
         self._runner = ModelRunner(executor, config.num_host_blocks)
+        self.draft: Executor | None = None
         self._speculator: Speculator | None = None
         self._drafts: dict[str, Drafts] = {}
         self._eos = frozenset(eos_token_ids)
@@ -157,29 +159,37 @@ class TorchEngine:
         policy: Policy = Policy.CONTINUOUS,
         prefix_caching: bool = True,
         quantization: str = "none",
+        kv_cache_dtype: str = "auto",
         swap_bytes: int = DEFAULT_SWAP_BYTES,
         target_itl_seconds: float | None = DEFAULT_ITL_SECONDS,
-        speculation: str = "off",
+        speculation: str = "none",
         draft_path: Path | str | None = None,
     ) -> Self:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
-        `max_model_len` is at most what the model knows. `swap_bytes` of host memory take in
-        preempted requests (touched at the first one), `target_itl_seconds` bounds the prompt
-        tokens of a step in which others decode. `speculation` is "off", "ngram" or "draft",
-        the last with the folder of a smaller model of the same vocabulary. Raises LoadError
-        for a bad folder and ValueError for sizes that leave no block or no slot.
+        `quantization` and `kv_cache_dtype` are those of `precision`. `max_model_len` is at most
+        what the model knows. `swap_bytes` of host memory take in preempted requests (touched at
+        the first one), `target_itl_seconds` bounds the prompt tokens of a step in which others
+        decode. `speculation` is "none", "ngram" or "draft", the last with the folder of a smaller
+        model of the same vocabulary, whose cache is a part of `kv_bytes`. Raises LoadError for a
+        bad folder and ValueError for sizes that leave no block or no slot.
         """
-        folder = Path(path)
+        folder, kind = Path(path), SpeculationKind(speculation)
+        formats = of_dtype(dtype, quantization, kv_cache_dtype)
         model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len)
-        width = block_bytes(model.config, block_size, DTYPES[dtype], device, quantization)
         longest = model.config.max_position
+        length = min(max_model_len or longest, longest)
+        small = None
+        if kind is SpeculationKind.DRAFT:
+            small = load_draft(draft_path, folder, model.config, length, DTYPES[dtype], device)
+        width = block_size * formats.kv_bytes_per_token(model.config)
+        draft_width = block_size * formats.kv_bytes_per_token(small.config) if small else 0
         scheduling = SchedulerConfig(
-            num_blocks=num_blocks or kv_bytes // width,
+            num_blocks=num_blocks or kv_bytes // (width + draft_width),
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             max_num_seqs=max_num_seqs,
-            max_model_len=min(max_model_len or longest, longest),
+            max_model_len=length,
             policy=policy,
             prefix_caching=prefix_caching,
             num_host_blocks=swap_bytes // width,
@@ -187,17 +197,12 @@ class TorchEngine:
         )
         eos = _eos_token_ids(folder, model.config)
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
-        executor = make_executor(model, scheduling, DTYPES[dtype], device, quantization)
+        executor = make_executor(model, scheduling, formats, device)
         engine = cls(executor, model.config, tokenizer, scheduling, eos)
-
-        def load_draft() -> tuple[Executor, int, int]:
-            small = _draft_model(draft_path, model.config, DTYPES[dtype], device)
+        if small:
             sizes = replace(scheduling, max_batch_tokens=max(max_batch_tokens, MAX_CATCH_UP))
-            draft = make_executor(small, sizes, DTYPES[dtype], device)
-            return draft, sizes.num_blocks, sizes.block_size
-
-        kind = SpeculationKind(speculation)
-        engine._speculator = make_speculator(kind, engine._row, load_draft)
+            engine.draft = make_executor(small, sizes, formats.of_draft(), device)
+        engine._speculator = make_speculator(kind, engine._row, engine.draft, scheduling)
         return engine
 
     def add(self, request: GenerationRequest) -> None:
@@ -262,8 +267,8 @@ class TorchEngine:
             num_decode_tokens=counters.num_decode_tokens,
             num_cached_tokens=self._scheduler.num_cached_tokens,
             busy_seconds=counters.busy_seconds,
-            weights_bytes=self.executor.weights_bytes,
-            kv_bytes=self.executor.kv_bytes,
+            weights_bytes=sum(each.weights_bytes for each in self._executors),
+            kv_bytes=sum(each.kv_bytes for each in self._executors),
             num_preemptions=self._scheduler.num_preemptions,
             executor=self.executor.name,
             num_swapped_out=self._scheduler.num_swapped_out,
@@ -273,7 +278,16 @@ class TorchEngine:
             spec_decode_num_draft_tokens=spec.num_draft_tokens,
             spec_decode_num_accepted_tokens=spec.num_accepted_tokens,
             last_step_age=age,
+            swapped_bytes=self._runner.host.num_moved * self._block_bytes,
         )
+
+    @property
+    def _executors(self) -> tuple[Executor, ...]:
+        return (self.executor, self.draft) if self.draft else (self.executor,)
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.executor.kv_bytes // (self._scheduler.config.num_blocks + 1)  # and the null one
 
     def _check_tokens(self, request: GenerationRequest) -> None:
         vocab_size = self._model.vocab_size
@@ -530,15 +544,3 @@ def _eos_token_ids(folder: Path, model: ModelConfig) -> tuple[int, ...]:
     values = read_json(path, MAX_GENERATION_CONFIG_BYTES, "config_invalid")
     ids = eos_ids(values.get("eos_token_id"), model.vocab_size)
     return ids or model.eos_token_ids
-
-
-def _draft_model(
-    path: Path | str | None, target: ModelConfig, dtype: torch.dtype, device: str
-) -> LlamaModel:
-    """The model that guesses; raises ValueError where it cannot guess for `target`."""
-    if path is None:
-        raise ValueError("speculation by a draft model needs draft_path")
-    model = LlamaModel.load(Path(path), dtype, device)
-    if model.config.vocab_size != target.vocab_size:
-        raise ValueError("a draft model must have the vocabulary of its target")
-    return model

@@ -4,6 +4,9 @@ Block b, offset o is slot b * block_size + o; slot s of layer l is `keys[l, s]`,
 block past the pool, the null block, stays zero forever: padded reads point at it. A block of
 the pool would not do, because a request whose numbers went wrong may leave NaN there, and
 zero attention times NaN is NaN in a neighbour's output.
+
+In int8 each token has a scale per KV head, max |x| / 127; reading widens again. Example: the key
+(0.5, -1.27) is stored as (50, -127) with the scale 0.01. A vector with NaN has the scale NaN.
 """
 
 from collections.abc import Sequence
@@ -17,7 +20,10 @@ from gpuagent.models.config import ModelConfig
 
 
 class KVTensors:
-    """Keys and values of `num_blocks` blocks for all layers of one model."""
+    """Keys and values of `num_blocks` blocks for all layers of one model.
+
+    `dtype` is what is read and written; with `is_int8` the pool is an eighth to a quarter of it.
+    """
 
     def __init__(
         self,
@@ -26,40 +32,96 @@ class KVTensors:
         block_size: int,
         dtype: torch.dtype,
         device: str = "cpu",
+        is_int8: bool = False,
     ) -> None:
         shape = (num_blocks + 1) * block_size, config.num_kv_heads, config.head_dim
+        stored = torch.int8 if is_int8 else dtype
         self.block_size = block_size
         self.null_block = num_blocks
-        self._pool = torch.zeros((2, config.num_layers, *shape), dtype=dtype, device=device)
-        self.keys, self.values = self._pool
+        self.token_width = config.num_kv_heads * config.head_dim
+        self.dtype = dtype
+        self.is_int8 = is_int8
+        self._pool = torch.zeros((2, config.num_layers, *shape), dtype=stored, device=device)
+        scales = (2, config.num_layers, *shape[:-1]) if is_int8 else (0,)
+        self._scales = torch.zeros(scales, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pool is."""
+        return self._pool.device
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the pool, the null block included."""
-        return self._pool.nbytes
+        return self._pool.nbytes + self._scales.nbytes
+
+    def store(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keep key and value (T, K, D) of slots (T,)."""
+        for part, rows in enumerate((key, value)):
+            if self.is_int8:
+                scale = rows.float().abs().amax(-1) / 127
+                self._scales[part, layer].index_copy_(0, slots, scale)
+                # A zero vector divides by the least number instead: its quotients are zero too.
+                rows = rows / scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
+                rows = rows.round().nan_to_num().to(torch.int8)
+            self._pool[part, layer].index_copy_(0, slots, rows)
+
+    def gather(self, layer: int, blocks: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of blocks, (len(blocks) * block_size, K, D) each, in `out`'s memory.
+
+        `out` has `2 * len(blocks)` rows of a block's numbers.
+        """
+        shape = (len(blocks) * self.block_size, *self._pool.shape[3:])
+        parts = []
+        for part, target in enumerate(out.chunk(2)):
+            source = self._pool[part, layer].view(-1, out.shape[1])
+            if self.is_int8:
+                scales = self._scales[part, layer].view(-1, self.block_size * shape[1])[blocks]
+                target = target.view(shape)
+                widened = source[blocks].view(shape).to(self.dtype)
+                torch.mul(widened, scales.view(*shape[:2], 1).to(self.dtype), out=target)
+            else:
+                torch.index_select(source, 0, blocks, out=target)
+            parts.append(target.view(shape))
+        return parts[0], parts[1]
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy blocks in all layers; all sources are read before any target is written."""
         if copies:
             sources, targets = zip(*copies, strict=True)
-            self._pool[:, :, self._slots(targets)] = self._pool[:, :, self._slots(sources)]
+            for pool in self._pools():
+                pool[:, :, self._slots(targets)] = pool[:, :, self._slots(sources)]
 
     def read_blocks(self, blocks: Sequence[int]) -> Tensor:
-        """Contents (len(blocks), 2, layers, block_size, K, D) of blocks, in memory of its own."""
-        contents = self._pool[:, :, self._slots(blocks)]
-        return contents.unflatten(2, (len(blocks), self.block_size)).movedim(2, 0)
+        """Contents (len(blocks), bytes) of blocks, scales included, in memory of its own."""
+        parts = [self._of_blocks(pool, blocks) for pool in self._pools()]
+        rows = [part.reshape(len(blocks), -1).view(torch.uint8) for part in parts]
+        return torch.cat(rows, 1)
 
     def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
         """Set the contents of blocks, in the shape of `read_blocks`."""
-        rows = contents.to(self._pool.device).movedim(0, 2).flatten(2, 3)
-        self._pool[:, :, self._slots(blocks)] = rows
+        pools = self._pools()
+        widths = [pool[:, :, : self.block_size].nbytes for pool in pools]
+        for pool, part in zip(pools, contents.to(self.device).split(widths, 1), strict=True):
+            rows = part.contiguous().view(pool.dtype)
+            shape = len(blocks), 2, pool.shape[1], self.block_size, *pool.shape[3:]
+            pool[:, :, self._slots(blocks)] = rows.view(shape).movedim(0, 2).flatten(2, 3)
 
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have written."""
         slots = self._slots(work.block_ids)[work.start : work.end]
-        self._pool[:, :, slots] = 0
+        for pool in self._pools():
+            pool[:, :, slots] = 0
+
+    def _pools(self) -> tuple[Tensor, ...]:
+        return (self._pool, self._scales) if self.is_int8 else (self._pool,)
+
+    def _of_blocks(self, pool: Tensor, blocks: Sequence[int]) -> Tensor:
+        """(len(blocks), 2, layers, block_size, ...)."""
+        contents = pool[:, :, self._slots(blocks)]
+        return contents.unflatten(2, (len(blocks), self.block_size)).movedim(2, 0)
 
     def _slots(self, blocks: Sequence[int]) -> Tensor:
         offsets = torch.arange(self.block_size)
         slots = torch.tensor(blocks).unsqueeze(1) * self.block_size + offsets
-        return slots.flatten().to(self._pool.device)
+        return slots.flatten().to(self.device)

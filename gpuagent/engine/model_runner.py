@@ -87,7 +87,7 @@ class TorchExecutor:
         self.model = model
         self.weights_bytes = weights_bytes
         self._kv = kv
-        self._workspace = Workspace(kv.keys.dtype, str(kv.keys.device))
+        self._workspace = Workspace(kv.dtype, str(kv.device))
 
     @property
     def kv_bytes(self) -> int:
@@ -122,7 +122,7 @@ class TorchExecutor:
         self._kv.write_blocks(blocks, contents)
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._kv.keys.device)
+        return torch.tensor(values, dtype=torch.int64).to(self._kv.device)
 
 
 class ModelRunner:

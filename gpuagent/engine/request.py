@@ -114,9 +114,9 @@ class RequestRejected(Exception):
 class EngineStats:
     """A snapshot of the engine; the `num_*_tokens`, steps and seconds are totals since load.
 
-    A preemption swaps out or recomputes. `spec_decode_*` are named as in vLLM: proposals made,
-    their tokens, and those of them accepted. `last_step_age` is the seconds since a step was
-    last completed, 0 while there is nothing to do.
+    A preemption swaps out or recomputes; `swapped_bytes` went to the host or came back.
+    `spec_decode_*` are named as in vLLM: proposals made, their tokens, and those of them accepted.
+    `last_step_age` is the seconds since a step was last completed, 0 while there is nothing to do.
     """
 
     num_running: int = 0
@@ -141,6 +141,7 @@ class EngineStats:
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     last_step_age: float = 0.0
+    swapped_bytes: int = 0
 
 
 class Engine(Protocol):

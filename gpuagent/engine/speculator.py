@@ -29,6 +29,7 @@ from gpuagent.engine.batch import SchedulerOutput, Sequence, Work
 from gpuagent.engine.kv_cache import KVCache
 from gpuagent.engine.model_runner import Executor, ModelRunner, StepResult
 from gpuagent.engine.sampler import SamplingRow
+from gpuagent.engine.scheduler import SchedulerConfig
 from gpuagent.engine.speculation import NgramIndex, Speculation
 from gpuagent.engine.verification import Drafts, draw_drafts, is_certain
 
@@ -41,7 +42,7 @@ RowOf = Callable[[Sequence, Seq[int]], SamplingRow]
 class SpeculationKind(StrEnum):
     """Who guesses."""
 
-    OFF = "off"
+    NONE = "none"
     NGRAM = "ngram"
     DRAFT = "draft"
 
@@ -228,13 +229,14 @@ class Speculator:
 
 
 def make_speculator(
-    kind: SpeculationKind, row_of: RowOf, load_draft: Callable[[], tuple[Executor, int, int]]
+    kind: SpeculationKind, row_of: RowOf, draft: Executor | None, sizes: SchedulerConfig
 ) -> Speculator | None:
-    """None for "off". `load_draft` gives a draft model's executor, its blocks and their size."""
+    """None for "none". `draft` computes the draft model, with as many blocks as its target."""
     if kind is SpeculationKind.NGRAM:
         return Speculator(NgramProposer(), is_free=True)
     if kind is SpeculationKind.DRAFT:
-        executor, num_blocks, block_size = load_draft()
-        proposer = DraftModelProposer(ModelRunner(executor), num_blocks, block_size, row_of)
+        assert draft is not None, "a draft model is loaded before"
+        runner = ModelRunner(draft)
+        proposer = DraftModelProposer(runner, sizes.num_blocks, sizes.block_size, row_of)
         return Speculator(proposer, is_free=False)
     return None

@@ -17,6 +17,7 @@ from gpuagent.models.errors import LoadError
 MAX_CONFIG_BYTES = 1 << 20
 MAX_WEIGHTS_BYTES = 1 << 42
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+QUANTIZED_BYTES = {"int8": 1.0 + 4 / 32, "int8-weight-only": 1.0 + 4 / 32, "awq-int4": 0.5 + 8 / 32}
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
 # Largest accepted value of each size; the smallest is 1.
@@ -73,12 +74,37 @@ class ModelConfig:
         return self.num_layers * layer + embeddings + self.hidden_size
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        """Bytes of keys and values of one token over all layers; int8 has a scale per head."""
+        width = self.head_dim + 4 if dtype == "int8" else self.head_dim * DTYPE_BYTES[dtype]
+        return 2 * self.num_layers * self.num_kv_heads * width
+
+    @property
+    def num_matrix_parameters(self) -> int:
+        """Parameters of the layers' matrices, which quantisation makes smaller."""
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = 2 * self.hidden_size * (heads + kv_heads)
+        return self.num_layers * (layer + 3 * self.hidden_size * self.intermediate_size)
+
+    def weights_bytes(self, dtype: str, quantization: str = "none") -> int:
+        """Bytes of the weights when loaded; scales are counted per 32 inputs."""
+        width, embedding = DTYPE_BYTES[dtype], self.vocab_size * self.hidden_size
+        if quantization == "none":
+            return self.num_parameters * width
+        matrices = self.num_matrix_parameters
+        rest = (self.num_parameters - matrices) * width
+        per_matrix_parameter = QUANTIZED_BYTES[quantization]
+        if quantization != "awq-int4":  # the head is int8 too, beside the embedding
+            rest += embedding * per_matrix_parameter
+            rest -= 0 if self.tie_embeddings else embedding * width
+        return int(matrices * per_matrix_parameter + rest)
 
 
 def estimate_memory(
-    config: ModelConfig, dtype: str, kv_bytes: int, max_batch_tokens: int = 512
+    config: ModelConfig,
+    dtype: str,
+    kv_bytes: int,
+    max_batch_tokens: int = 512,
+    quantization: str = "none",
 ) -> int:
     """Bytes that a loaded model needs: weights, KV pool and the activations of one step.
 
@@ -90,7 +116,7 @@ def estimate_memory(
     per_token = 4 * config.hidden_size + 3 * config.intermediate_size + 2 * attention
     logits = 3 * 4 * min(max_batch_tokens, 64) * config.vocab_size
     activations = max_batch_tokens * per_token * width + logits
-    return config.num_parameters * width + kv_bytes + activations
+    return config.weights_bytes(dtype, quantization) + kv_bytes + activations
 
 
 def read_config(folder: Path) -> ModelConfig:

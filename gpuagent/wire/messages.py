@@ -24,7 +24,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplicaSpec(Message, frozen=True, kw_only=True):
-    """One replica the node should run; a ``replica_id`` is never reused for another placement."""
+    """One replica the node should run; a ``replica_id`` is never reused for another placement.
+
+    ``memory_bytes`` holds all of it, a draft model and ``swap_bytes`` (None: the node chooses)
+    included. ``speculation`` is none | ngram | draft, ``disaggregation`` none | prefill-decode.
+    """
 
     replica_id: str
     version_id: str
@@ -43,6 +47,10 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     max_model_len: int = 2048
     policy: str = "continuous"
     tensor_parallel: int = 1
+    speculation: str = "none"
+    draft_model: str = ""
+    swap_bytes: int | None = None
+    disaggregation: str = "none"
 
 
 class DesiredState(Message, frozen=True, kw_only=True):
@@ -70,7 +78,10 @@ class Device(Message, frozen=True, kw_only=True):
 
 
 class ReplicaStatus(Message, frozen=True, kw_only=True):
-    """``state`` is pending | downloading | loading | ready | stopping | failed."""
+    """``state`` is pending | downloading | loading | ready | stopping | failed.
+
+    A ready replica with a reason serves, but less well than it could.
+    """
 
     replica_id: str
     version_id: str
@@ -134,6 +145,14 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     cached_tokens: int = 0
     num_preemptions: int = 0
     last_step_age_s: float = 0.0
+    step_s: float = 0.0  # mean of the last interval in which it stepped
+    num_steps: int = 0
+    num_swapped_out: int = 0  # preempted and kept in host memory
+    num_recomputed: int = 0  # preempted and computed anew
+    swapped_bytes: int = 0  # moved to host memory or back
+    num_drafts: int = 0  # guesses made ahead, their tokens, those accepted
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Telemetry(Message, frozen=True, kw_only=True):

@@ -99,7 +99,7 @@ def speculation(
     options: dict[str, Any] = {"max_num_seqs": 16}
     engines = {
         each: TorchEngine.load(real_model().path, speculation=each, **options)
-        for each in ("off", "ngram")
+        for each in ("none", "ngram")
     }
     times: dict[str, list[float]] = {each: [] for each in engines}
     num_same = num_tokens = 0
@@ -113,11 +113,11 @@ def speculation(
             ]
             seconds, found[each] = drain(engines[each], requests)
             times[each].append(seconds)
-        for name, tokens in found["off"].items():
+        for name, tokens in found["none"].items():
             num_tokens += len(tokens)
             num_same += sum(a == b for a, b in zip(tokens, found["ngram"][name], strict=True))
     stats = engines["ngram"].stats()
-    plain, guessed = (statistics.median(times[each][1:]) for each in ("off", "ngram"))
+    plain, guessed = (statistics.median(times[each][1:]) for each in ("none", "ngram"))
     key = f"{label}_batch_{batch}"
     return {
         f"{key}_speed_up": plain / guessed,

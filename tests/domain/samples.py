@@ -21,6 +21,9 @@ SPEC = model.VersionSpec(
     min_replicas=1,
     max_replicas=2,
     colocation=model.Colocation(labels=("chat",), anti_affinity=("batch",)),
+    speculation="draft",
+    draft_model="file:///models/small",
+    swap_bytes=2**26,
 )
 DEVICES = (node.DeviceInfo(0, "cpu", "CPU", 4 * GIB),)
 ARMS = (route.Arm("a", V1, 0.75), route.Arm("b", VersionId("smollm2@v2"), 0.25))
@@ -62,7 +65,9 @@ SAMPLES: tuple[Event, ...] = (
     node.NodeDrainEnded(NODE, 6.0),
     node.NodeAcknowledged(NODE, 3, 7.0),
     node.ReplicaStateChanged(NODE, R1, V1, "loading", 8.0),
-    node.ReplicaBecameReady(NODE, R1, V1, 0, GIB, GIB // 2, 2 * GIB, 1.25, "ab" * 32, 9.0),
+    node.ReplicaBecameReady(
+        NODE, R1, V1, 0, GIB, GIB // 2, 2 * GIB, 1.25, "ab" * 32, 9.0, "bf16 is slow here"
+    ),
     node.ReplicaFailed(NODE, R1, V1, "out_of_memory", "2 GiB asked, 1 GiB free", 10.0),
     node.ReplicaStopped(NODE, R1, V1, 11.0),
     placement.PlacementDecided(

@@ -41,6 +41,7 @@ ADDED = ModelVersionAdded(M, SPEC, 2.0)
 SPEC2 = replace(SPEC, version="v2")
 ADDED2 = ModelVersionAdded(M, SPEC2, 3.0)
 PRICE = Price(150_000, 75_000, 600_000)
+NGRAM = {"speculation": "ngram", "draft_model": ""}
 RETIRED = ModelVersionRetired(M, "v1", 4.0)
 
 
@@ -90,6 +91,20 @@ def test_a_version_is_added_once_and_never_changed() -> None:
         ({"priority": "urgent"}, "invalid_choice"),
         ({"format": "pickle"}, "invalid_choice"),
         ({"policy": "random"}, "invalid_choice"),
+        ({"kv_cache_dtype": "fp8"}, "invalid_choice"),
+        ({"speculation": "psychic"}, "invalid_choice"),
+        ({"disaggregation": "by-hand"}, "invalid_choice"),
+        ({"speculation": "draft", "draft_model": ""}, "unsupported_combination"),
+        ({"speculation": "none"}, "unsupported_combination"),
+        ({"speculation": "draft", "draft_model": "/models/small"}, "source_not_allowed"),
+        ({"speculation": "draft", "draft_model": "simulated://x"}, "unsupported_combination"),
+        ({**NGRAM, "source": "simulated://x"}, "unsupported_combination"),
+        ({"quantization": "bf16", "kv_cache_dtype": "float32"}, "unsupported_combination"),
+        ({"quantization": "int8", "kv_cache_dtype": "bfloat16"}, "unsupported_combination"),
+        ({"disaggregation": "prefill-decode", "policy": "static"}, "unsupported_combination"),
+        ({"disaggregation": "prefill-decode", "tensor_parallel": 2}, "unsupported_combination"),
+        ({"swap_bytes": -1}, "out_of_range"),
+        ({"swap_bytes": SPEC.gpu_memory}, "out_of_range"),
         ({"colocation": Colocation(isolation="air-gapped")}, "invalid_choice"),
         ({"gpu_memory": 0}, "out_of_range"),
         ({"gpu_memory": 2**60}, "out_of_range"),
@@ -105,6 +120,22 @@ def test_a_version_is_added_once_and_never_changed() -> None:
 )
 def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], code: str) -> None:
     given(REGISTERED).when(AddVersion(M, replace(SPEC, **change), 2.0)).then_refused(code)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"policy": "prefill-first", **NGRAM, "swap_bytes": 0},
+        {"speculation": "draft", "draft_model": "hf://org/small@main"},
+        {"quantization": "int8-weight-only", "kv_cache_dtype": "int8"},
+        {"quantization": "bf16", "kv_cache_dtype": "bfloat16"},
+        {"quantization": "int8", "kv_cache_dtype": "float32"},
+        {"disaggregation": "prefill-decode", "quantization": "awq-int4"},
+    ],
+)
+def test_a_version_chooses_how_its_engine_works(change: dict[str, Any]) -> None:
+    spec = replace(SPEC, **change)
+    given(REGISTERED).when(AddVersion(M, spec, 2.0)).then(ModelVersionAdded(M, spec, 2.0))
 
 
 def test_scaling_changes_a_live_version() -> None:

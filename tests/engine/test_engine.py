@@ -1,6 +1,7 @@
 """The torch engine on a small random model: outputs, endings, failures, numbers."""
 
 import math
+import shutil
 import time
 
 import pytest
@@ -19,6 +20,7 @@ from gpuagent.engine.request import (
 from gpuagent.engine.scheduler import Policy
 from gpuagent.engine.speculation import Speculation
 from gpuagent.engine.speculator import SpeculationKind
+from gpuagent.models.errors import LoadError
 from tests.engine.tiny_model import EOS, tiny_model
 
 TOKENIZER = Tokenizer.from_file(str(tiny_model() / "tokenizer.json"))
@@ -297,9 +299,26 @@ def test_logprobs_come_with_guessed_tokens_too():
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="draft_path"):
+def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path):
+    """Also one of the same size whose ids mean something else."""
+    with pytest.raises(LoadError, match="draft_model_unsupported"):
         load(speculation="draft")
+    shutil.copytree(tiny_model(), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text().replace('"A":', '"a ":').replace('"B":', '"A":'))
+    with pytest.raises(LoadError, match="other texts"):
+        load(speculation="draft", draft_path=tmp_path)
+
+
+def test_a_draft_models_cache_is_a_part_of_the_bytes_given():
+    """Half the blocks, when it is as large as its target; its bytes are counted in the stats."""
+    alone, with_draft = (
+        load(num_blocks=None, kv_bytes=1 << 20, speculation=kind, draft_path=tiny_model()).stats()
+        for kind in ("none", "draft")
+    )
+    assert with_draft.num_blocks == alone.num_blocks // 2
+    assert with_draft.weights_bytes == 2 * alone.weights_bytes
+    assert alone.kv_bytes - (16 << 10) < with_draft.kv_bytes <= (1 << 20) + (16 << 10)
 
 
 def test_a_prefix_of_another_request_is_reused_but_not_across_salts():

@@ -19,6 +19,7 @@ from gpuagent.engine.native import build, structs
 from gpuagent.engine.native.build import KernelsUnavailable, kernels
 from gpuagent.engine.native.executor import NativeExecutor, check_supported
 from gpuagent.engine.native.packing import interleaved, pack, stacked
+from gpuagent.engine.precision import of_dtype
 from gpuagent.engine.scheduler import SchedulerConfig
 from gpuagent.models.config import read_config
 from gpuagent.models.layers import Linear
@@ -35,7 +36,7 @@ def executor(quantization="none", monkeypatch=None):
         monkeypatch.setenv(build.SWITCH_VARIABLE, "torch")
         kernels.cache_clear()
     model = LlamaModel.load(wide_tiny_model(), torch.float32, "cpu")
-    made = make_executor(model, SCHEDULING, torch.float32, "cpu", quantization)
+    made = make_executor(model, SCHEDULING, of_dtype("float32", quantization))
     kernels.cache_clear()
     return made
 

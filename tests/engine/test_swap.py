@@ -9,12 +9,25 @@ from gpuagent.engine.request import GenerationRequest, LatencyClass, SamplingPar
 from gpuagent.engine.swap import HostBuffer
 from tests.engine.tiny_model import tiny_model, wide_tiny_model
 
-KINDS = [(tiny_model, "none"), (wide_tiny_model, "none"), (wide_tiny_model, "int8")]
+KINDS = [  # the first two on torch, the others on the native kernels
+    (tiny_model, ("none", "auto")),
+    (tiny_model, ("none", "int8")),
+    (wide_tiny_model, ("none", "auto")),
+    (wide_tiny_model, ("none", "int8")),
+    (wide_tiny_model, ("int8", "auto")),
+    (wide_tiny_model, ("int8", "float32")),
+]
 
 
-def load(make_model, quantization, **options):
+def load(make_model, formats, **options):
+    quantization, kv_cache_dtype = formats
     return TorchEngine.load(
-        make_model(), num_blocks=24, quantization=quantization, prefix_caching=False, **options
+        make_model(),
+        num_blocks=24,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        prefix_caching=False,
+        **options,
     )
 
 
@@ -30,9 +43,9 @@ def run(engine, tokens):
     return tokens
 
 
-@pytest.mark.parametrize(("make_model", "quantization"), KINDS)
-def test_blocks_return_to_other_places_unchanged(make_model, quantization):
-    engine = load(make_model, quantization)
+@pytest.mark.parametrize(("make_model", "formats"), KINDS)
+def test_blocks_return_to_other_places_unchanged(make_model, formats):
+    engine = load(make_model, formats)
     run_prompt = ask("a", range(40), max_tokens=1)
     engine.add(run_prompt)
     engine.step()
@@ -46,10 +59,10 @@ def test_blocks_return_to_other_places_unchanged(make_model, quantization):
     assert buffer.num_moved == 6
 
 
-@pytest.mark.parametrize(("make_model", "quantization"), KINDS)
-def test_a_preempted_request_continues_as_if_undisturbed(make_model, quantization):
-    plain = run_alone(make_model, quantization)
-    engine, tokens = load(make_model, quantization, max_num_seqs=1), {}
+@pytest.mark.parametrize(("make_model", "formats"), KINDS)
+def test_a_preempted_request_continues_as_if_undisturbed(make_model, formats):
+    plain = run_alone(make_model, formats)
+    engine, tokens = load(make_model, formats, max_num_seqs=1), {}
     engine.add(ask("bulk", range(40), LatencyClass.BATCH))
     for _ in range(4):
         for output in engine.step():
@@ -60,7 +73,7 @@ def test_a_preempted_request_continues_as_if_undisturbed(make_model, quantizatio
     assert engine.stats().num_prefill_tokens == 70
 
 
-def run_alone(make_model, quantization):
-    engine = load(make_model, quantization)
+def run_alone(make_model, formats):
+    engine = load(make_model, formats)
     engine.add(ask("bulk", range(40)))
     return run(engine, {})["bulk"]

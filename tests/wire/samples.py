@@ -1,8 +1,8 @@
 """One sample of each wire message, every field set, and the golden file that freezes its bytes.
 
 A released message is never edited: a field may be added with a default, anything else needs a new
-version. ``python -m tests.wire.samples`` writes the bytes of messages that have none yet and
-touches no others.
+version. The file holds every form a message ever had, the newest last; ``python -m
+tests.wire.samples`` adds the bytes of a message that has got a field and touches no others.
 """
 
 import json
@@ -31,6 +31,10 @@ REPLICA = messages.ReplicaSpec(
     max_model_len=4096,
     policy="static",
     tensor_parallel=2,
+    speculation="draft",
+    draft_model="file:///models/small",
+    swap_bytes=64 << 20,
+    disaggregation="prefill-decode",
 )
 DEVICE = messages.Device(index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1")
 STATUS = messages.ReplicaStatus(
@@ -90,6 +94,14 @@ REPLICA_LOAD = messages.ReplicaLoad(
     cached_tokens=8,
     num_preemptions=9,
     last_step_age_s=0.1,
+    step_s=0.03,
+    num_steps=10,
+    num_swapped_out=11,
+    num_recomputed=12,
+    swapped_bytes=13,
+    num_drafts=14,
+    num_draft_tokens=15,
+    num_accepted_tokens=16,
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
@@ -161,9 +173,9 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
 )
 
 
-def golden() -> dict[str, str]:
-    """Message name to the hex of its frozen bytes."""
-    stored: dict[str, str] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+def golden() -> dict[str, list[str]]:
+    """Message name to the hex of its frozen bytes, oldest form first."""
+    stored: dict[str, list[str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     return stored
 
 
@@ -185,8 +197,11 @@ def mutated(rng: random.Random, payload: bytes) -> bytes:
 
 
 def write_missing() -> None:
-    encoded = {type(sample).__name__: codec.encode(sample).hex() for sample in SAMPLES}
-    GOLDEN.write_text(json.dumps({**encoded, **golden()}, indent=1) + "\n")
+    stored = golden()
+    for sample in SAMPLES:
+        forms, encoded = stored.setdefault(type(sample).__name__, []), codec.encode(sample).hex()
+        forms += [] if encoded in forms else [encoded]
+    GOLDEN.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

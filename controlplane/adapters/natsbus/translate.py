@@ -59,6 +59,10 @@ def _replica_to_wire(replica: DesiredReplica) -> wire.ReplicaSpec:
         max_model_len=spec.max_model_len,
         policy=spec.policy,
         tensor_parallel=spec.tensor_parallel,
+        speculation=spec.speculation,
+        draft_model=spec.draft_model if spec.speculation == "draft" else "",
+        swap_bytes=spec.swap_bytes,
+        disaggregation=spec.disaggregation,
     )
 
 
@@ -144,7 +148,10 @@ def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
     counts = (load.num_running, load.num_waiting, load.num_free_blocks, load.num_blocks)
     _natural(load.device_index, load.block_size, *counts, load.num_preemptions)
     _natural(load.generated_tokens, load.prompt_tokens, load.cached_tokens)
-    _figures(load.prefill_tokens_per_s, load.decode_step_s, load.last_step_age_s)
+    engine = (load.num_steps, load.num_swapped_out, load.num_recomputed, load.swapped_bytes)
+    guesses = (load.num_drafts, load.num_draft_tokens, load.num_accepted_tokens)
+    _natural(*engine, *guesses)
+    _figures(load.prefill_tokens_per_s, load.decode_step_s, load.last_step_age_s, load.step_s)
     return ReplicaLoad(
         load.replica_id,
         load.version_id,
@@ -159,6 +166,9 @@ def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
         load.cached_tokens,
         load.num_preemptions,
         load.last_step_age_s,
+        load.step_s,
+        *engine,
+        *guesses,
     )
 
 

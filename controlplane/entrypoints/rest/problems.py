@@ -39,7 +39,7 @@ TITLES = {
     507: "Insufficient storage",
 }
 _KIND_STATUS = {"invalid": 400, "not_found": 404, "conflict": 409, "forbidden": 403}
-_CODE_STATUS = {"invalid_route": 422, "idempotency_mismatch": 422}
+_CODE_STATUS = {"invalid_route": 422, "idempotency_mismatch": 422, "unsupported_combination": 422}
 _STORE_STATUS = {"store_full": 507}
 _DRF_CODES = {
     "not_authenticated": "not_authenticated",

@@ -745,6 +745,12 @@ export interface components {
             name: string;
             memory_bytes: number;
         };
+        /**
+         * @description * `none` - none
+         *     * `prefill-decode` - prefill-decode
+         * @enum {string}
+         */
+        DisaggregationEnum: "none" | "prefill-decode";
         Event: {
             position: number;
             stream: string;
@@ -834,6 +840,14 @@ export interface components {
             results: components["schemas"]["Key"][];
             count: number;
         };
+        /**
+         * @description * `auto` - auto
+         *     * `float32` - float32
+         *     * `bfloat16` - bfloat16
+         *     * `int8` - int8
+         * @enum {string}
+         */
+        KvCacheDtypeEnum: "auto" | "float32" | "bfloat16" | "int8";
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         LoginOrderRequest: {
             /** @description Kept in the audit. */
@@ -920,9 +934,10 @@ export interface components {
         /**
          * @description * `continuous` - continuous
          *     * `static` - static
+         *     * `prefill-first` - prefill-first
          * @enum {string}
          */
-        PolicyEnum: "continuous" | "static";
+        PolicyEnum: "continuous" | "static" | "prefill-first";
         /** @description Of a million tokens, as decimal texts. */
         Price: {
             /** @description Of the prompt. */
@@ -962,10 +977,11 @@ export interface components {
          * @description * `none` - none
          *     * `bf16` - bf16
          *     * `int8` - int8
+         *     * `int8-weight-only` - int8-weight-only
          *     * `awq-int4` - awq-int4
          * @enum {string}
          */
-        QuantizationEnum: "none" | "bf16" | "int8" | "awq-int4";
+        QuantizationEnum: "none" | "bf16" | "int8" | "int8-weight-only" | "awq-int4";
         /**
          * @description What a write did. ``position`` is in ``X-Log-Position``; read with ``?min_position=`` of it.
          *
@@ -1149,6 +1165,13 @@ export interface components {
             tenant_id: string;
             csrf_token: string;
         };
+        /**
+         * @description * `none` - none
+         *     * `ngram` - ngram
+         *     * `draft` - draft
+         * @enum {string}
+         */
+        SpeculationEnum: "none" | "ngram" | "draft";
         Started: {
             assignment: components["schemas"]["Assignment"];
             reason: string;
@@ -1254,13 +1277,18 @@ export interface components {
             max_prompt_tokens: number;
             max_output_tokens: number;
             quantization: components["schemas"]["QuantizationEnum"];
-            kv_cache_dtype: string;
+            kv_cache_dtype: components["schemas"]["KvCacheDtypeEnum"];
             priority: components["schemas"]["PriorityEnum"];
             min_replicas: number;
             max_replicas: number;
             policy: components["schemas"]["PolicyEnum"];
             colocation: components["schemas"]["Colocation"];
+            /** @description Source of the model that guesses. */
             draft_model: string;
+            speculation: components["schemas"]["SpeculationEnum"];
+            /** @description Of the memory, for preempted requests; null: the node chooses. */
+            swap_bytes: number | null;
+            disaggregation: components["schemas"]["DisaggregationEnum"];
             retired: boolean;
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
@@ -1278,7 +1306,7 @@ export interface components {
             source: string;
             format?: string;
             sha256?: string;
-            /** @description Bytes per GPU: weights, KV cache and workspace. */
+            /** @description Bytes: weights, KV cache, swap space and workspace. */
             gpu_memory: number;
             tensor_parallel?: number;
             max_batch?: number;
@@ -1292,6 +1320,9 @@ export interface components {
             policy?: string;
             colocation?: components["schemas"]["ColocationRequest"];
             draft_model?: string;
+            speculation?: string;
+            swap_bytes?: number | null;
+            disaggregation?: string;
         };
         VersionPage: {
             next: string | null;

@@ -12,13 +12,17 @@ Progress = Callable[[str, str, float], None]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """An engine ready to step. ``sha256`` is the digest of the weights as measured."""
+    """An engine ready to step. ``sha256`` is the digest of the weights as measured.
+
+    ``warning``: code and text of why it serves less well than it could; empty if it does not.
+    """
 
     engine: Engine
     bundle: TokenizerBundle
     sha256: str
     max_model_len: int
     peak_bytes: int
+    warning: tuple[str, str] = ("", "")
 
 
 class LoadError(Exception):

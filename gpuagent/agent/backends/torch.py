@@ -1,39 +1,50 @@
 """Models that are computed: fetched by the model store, run by the torch engine.
 
-The memory budget of the replica is split before anything is allocated: weights and the largest
-step's activations are estimated from the model's shape, the rest becomes the KV pool, up to what
-``max_batch`` sequences of ``max_model_len`` can use. What does not fit is refused with
-``insufficient_memory`` instead of being tried.
+The memory budget of the replica is divided before anything is allocated (``memory``). What does
+not fit is refused with ``insufficient_memory`` instead of being tried, and what a version asks for
+and this device or checkpoint does not have, with a code that names it.
 """
 
+import logging
 import resource
 from pathlib import Path
 
 import torch
 
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
+from gpuagent.agent.backends.memory import BLOCK_SIZE, divide
 from gpuagent.agent.ipc import WorkerConfig
 from gpuagent.agent.model_store import tokenizer_bundle
 from gpuagent.agent.model_store.errors import ModelStoreError
 from gpuagent.agent.model_store.store import LocalModel, ModelStore
 from gpuagent.engine.engine import TorchEngine
+from gpuagent.engine.precision import Precision, precision
 from gpuagent.engine.scheduler import Policy
-from gpuagent.models.config import ModelConfig, estimate_memory, read_config
+from gpuagent.models.config import read_config
 from gpuagent.models.errors import LoadError as ModelError
 from gpuagent.wire.messages import ReplicaSpec, TokenizerBundle
 
-BLOCK_SIZE = 16
-KINDS = {"none": "float32", "fp32": "float32", "bf16": "bfloat16", "int8": "float32"}
+SLOW_BF16 = (
+    "slow_bf16",
+    "bf16 is computed without hardware support on this processor: expect a fraction of the speed "
+    "of float32 or int8",
+)
+logger = logging.getLogger(__name__)
 
 
 def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> LoadedModel:
     """Fetch, check and load a replica's model; raises LoadError."""
     torch.set_num_threads(config.threads)
-    dtype = _dtype(spec, config)
+    if spec.tensor_parallel != 1:
+        raise LoadError("tensor_parallel_unsupported", "one device per replica")
     try:
-        local = _fetch(spec, config, dtype, progress)
+        formats = precision(spec.quantization, spec.kv_cache_dtype, config.device.kind)
+        local = _fetch(spec.source, spec.sha256, config, formats.dtype, progress)
+        draft = None
+        if spec.speculation == "draft":
+            draft = _fetch(spec.draft_model, "", config, formats.dtype, progress)
         progress("loading", "weights", 0.0)
-        return _load(spec, config, local, dtype)
+        return _load(spec, config, local, draft, formats)
     except (ModelStoreError, ModelError) as error:
         raise LoadError(error.code, error.message) from error
     except torch.OutOfMemoryError as error:
@@ -44,43 +55,45 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
         raise
 
 
-def _dtype(spec: ReplicaSpec, config: WorkerConfig) -> str:
-    """The number format of weights and cache. Full precision is for CPUs; GPUs halve it."""
-    if spec.quantization not in KINDS:
-        raise LoadError(
-            "quantization_unsupported", f"{spec.quantization!r} is not in {list(KINDS)}"
-        )
-    if spec.tensor_parallel != 1:
-        raise LoadError("tensor_parallel_unsupported", "one device per replica")
-    is_gpu = config.device.kind == "cuda"
-    return "bfloat16" if is_gpu and spec.quantization == "none" else KINDS[spec.quantization]
-
-
-def _fetch(spec: ReplicaSpec, config: WorkerConfig, dtype: str, progress: Progress) -> LocalModel:
+def _fetch(
+    source: str, sha256: str, config: WorkerConfig, dtype: str, progress: Progress
+) -> LocalModel:
     store = ModelStore(Path(config.model_cache), tuple(map(Path, config.file_roots)))
 
     def report(stage: str, fraction: float) -> None:
         progress("loading" if stage == "verify" else "downloading", stage, fraction)
 
-    return store.ensure(spec.source, spec.sha256 or None, report, dtype)
+    return store.ensure(source, sha256 or None, report, dtype)
 
 
-def _load(spec: ReplicaSpec, config: WorkerConfig, local: LocalModel, dtype: str) -> LoadedModel:
+def _load(
+    spec: ReplicaSpec,
+    config: WorkerConfig,
+    local: LocalModel,
+    draft: LocalModel | None,
+    formats: Precision,
+) -> LoadedModel:
     device = config.device.kind
     bundle = tokenizer_bundle.read_tokenizer_bundle(local.path)
     max_model_len = min(spec.max_model_len, bundle.max_model_len)
+    small = read_config(draft.path) if draft else None
+    division = divide(spec, read_config(local.path), formats, max_model_len, small)
     before = _peak_bytes(device)
     engine = TorchEngine.load(
         local.path,
-        dtype=dtype,
-        kv_bytes=kv_budget(read_config(local.path), dtype, spec, max_model_len),
+        dtype=formats.dtype,
+        kv_bytes=division.kv_bytes,
         block_size=BLOCK_SIZE,
         max_batch_tokens=max(spec.max_batch_tokens, spec.max_batch),
         max_num_seqs=spec.max_batch,
         max_model_len=max_model_len,
         device=device,
         policy=Policy(spec.policy),
-        quantization="int8" if spec.quantization == "int8" else "none",
+        quantization=formats.quantization,
+        kv_cache_dtype=spec.kv_cache_dtype,
+        swap_bytes=division.swap_bytes,
+        speculation=spec.speculation,
+        draft_path=draft.path if draft else None,
     )
     stats = engine.stats()
     measured = _peak_bytes(device) - before
@@ -89,25 +102,23 @@ def _load(spec: ReplicaSpec, config: WorkerConfig, local: LocalModel, dtype: str
         bundle=_to_wire(spec, local, bundle, max_model_len),
         sha256=local.sha256,
         max_model_len=min(max_model_len, stats.num_blocks * stats.block_size),
-        peak_bytes=max(measured, stats.weights_bytes + stats.kv_bytes),
+        peak_bytes=max(measured, stats.weights_bytes + stats.kv_bytes + division.swap_bytes),
+        warning=_warning(formats, device),
     )
 
 
-def kv_budget(config: ModelConfig, dtype: str, spec: ReplicaSpec, max_model_len: int) -> int:
-    """Bytes of the KV pool: what the replica's budget leaves, at most what can be used.
+def _warning(formats: Precision, device: str) -> tuple[str, str]:
+    """Why this will be slow, for the log and the replica's state."""
+    if device != "cpu" or formats.dtype != "bfloat16" or has_fast_bf16():
+        return "", ""
+    logger.warning("%s: %s", *SLOW_BF16)
+    return SLOW_BF16
 
-    Raises LoadError ``insufficient_memory`` if not even one sequence of full length would fit.
-    """
-    fixed = estimate_memory(config, dtype, kv_bytes=0, max_batch_tokens=spec.max_batch_tokens)
-    per_sequence = (max_model_len + BLOCK_SIZE) * config.kv_bytes_per_token(dtype)
-    left = spec.memory_bytes - fixed
-    if left < per_sequence:
-        raise LoadError(
-            "insufficient_memory",
-            f"{fixed} bytes for weights and activations and {per_sequence} for one sequence's "
-            f"cache are more than the budget of {spec.memory_bytes}",
-        )
-    return min(left, spec.max_batch * per_sequence)
+
+def has_fast_bf16() -> bool:
+    """Whether this processor multiplies bfloat16 in hardware."""
+    known = torch.cpu.get_capabilities()
+    return bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("bf16"))
 
 
 def _peak_bytes(device: str) -> int:

@@ -52,11 +52,16 @@ class NativeExecutor:
     """A packed model and its cache. Takes the weights out of `model`, which is empty after."""
 
     def __init__(
-        self, model: LlamaModel, num_blocks: int, max_batch_tokens: int, is_int8: bool = False
+        self,
+        model: LlamaModel,
+        num_blocks: int,
+        max_batch_tokens: int,
+        is_int8: bool = False,
+        is_int8_kv: bool = False,
     ) -> None:
         self._library = kernels()
         self._config = model.config
-        self.kv = BlockedKV(model.config, num_blocks, is_int8)
+        self.kv = BlockedKV(model.config, num_blocks, is_int8_kv)
         self._packed: list[PackedLinear] = []
         self._tensors: list[Tensor] = []
         self._is_int8 = is_int8

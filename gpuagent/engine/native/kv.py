@@ -20,12 +20,6 @@ from gpuagent.models.config import ModelConfig
 BLOCK_SIZE = 16
 
 
-def kv_bytes_per_token(config: ModelConfig, is_int8: bool) -> int:
-    """Bytes of one token in all layers."""
-    width = config.head_dim + 4 if is_int8 else 4 * config.head_dim
-    return 2 * config.num_layers * config.num_kv_heads * width
-
-
 class BlockedKV:
     """Keys and values of `num_blocks` blocks of 16 tokens for all layers."""
 

@@ -4,7 +4,14 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.domain.model import PRIORITIES, QUANTIZATIONS
+from controlplane.domain.model import (
+    DISAGGREGATIONS,
+    KV_CACHE_DTYPES,
+    POLICIES,
+    PRIORITIES,
+    QUANTIZATIONS,
+    SPECULATIONS,
+)
 from controlplane.domain.policy import ROLES
 from controlplane.entrypoints.rest.fields import (
     Body,
@@ -57,13 +64,18 @@ class VersionSerializer(serializers.Serializer[Any]):
     max_prompt_tokens = serializers.IntegerField()
     max_output_tokens = serializers.IntegerField()
     quantization = serializers.ChoiceField(QUANTIZATIONS)
-    kv_cache_dtype = serializers.CharField()
+    kv_cache_dtype = serializers.ChoiceField(KV_CACHE_DTYPES)
     priority = serializers.ChoiceField(PRIORITIES)
     min_replicas = serializers.IntegerField()
     max_replicas = serializers.IntegerField()
-    policy = serializers.ChoiceField(("continuous", "static"))
+    policy = serializers.ChoiceField(POLICIES)
     colocation = ColocationSerializer()
-    draft_model = serializers.CharField()
+    draft_model = serializers.CharField(help_text="Source of the model that guesses.")
+    speculation = serializers.ChoiceField(SPECULATIONS)
+    swap_bytes = serializers.IntegerField(
+        allow_null=True, help_text="Of the memory, for preempted requests; null: the node chooses."
+    )
+    disaggregation = serializers.ChoiceField(DISAGGREGATIONS)
     retired = serializers.BooleanField()
     status = serializers.ChoiceField(VERSION_STATUSES)
     ready_replicas = serializers.IntegerField()
@@ -92,7 +104,7 @@ class VersionOrder(Order):
     source = Text(max_length=2048)  # type: ignore[assignment]  # hides DRF's own
     format = Text(required=False)
     sha256 = Text(required=False, allow_blank=True, max_length=64)
-    gpu_memory = Integer(help_text="Bytes per GPU: weights, KV cache and workspace.")
+    gpu_memory = Integer(help_text="Bytes: weights, KV cache, swap space and workspace.")
     tensor_parallel = Integer(required=False)
     max_batch = Integer(required=False)
     max_prompt_tokens = Integer(required=False)
@@ -104,7 +116,10 @@ class VersionOrder(Order):
     max_replicas = Integer(required=False)
     policy = Text(required=False)
     colocation = ColocationSerializer(required=False)
-    draft_model = Text(required=False, allow_blank=True, max_length=200)
+    draft_model = Text(required=False, allow_blank=True, max_length=2048)
+    speculation = Text(required=False)
+    swap_bytes = Integer(required=False, allow_null=True)
+    disaggregation = Text(required=False)
 
 
 class ScaleOrder(Order):

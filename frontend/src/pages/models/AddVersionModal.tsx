@@ -14,6 +14,11 @@ const FIRST = {
   max_prompt_tokens: 2048,
   max_output_tokens: 2048,
   quantization: "none",
+  kv_cache_dtype: "auto",
+  policy: "continuous",
+  speculation: "none",
+  draft_model: "",
+  disaggregation: "none",
   priority: "normal",
   min_replicas: 1,
   max_replicas: 1,
@@ -27,14 +32,21 @@ function nextSpec({ versions }: Model): Spec {
   if (newest === undefined) return FIRST;
   const { source, gpu_memory, max_batch, max_prompt_tokens, max_output_tokens } = newest;
   const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens };
-  const { quantization, priority } = newest;
-  return { ...FIRST, version: nextName(newest.version), source, ...limits, quantization, priority };
+  const { quantization, kv_cache_dtype, policy, priority } = newest;
+  const { speculation, draft_model, disaggregation } = newest;
+  const engine = { quantization, kv_cache_dtype, policy, speculation, draft_model, disaggregation };
+  return { ...FIRST, version: nextName(newest.version), source, ...limits, ...engine, priority };
 }
 
 /** v1 → v2, 2024-r9 → 2024-r10; a name without a number at its end has no next one. */
 function nextName(version: string): string {
   const number = /\d+$/.exec(version)?.[0];
   return number === undefined ? "" : version.slice(0, -number.length) + (Number(number) + 1);
+}
+
+/** A draft model that was typed in before another way of guessing was chosen is left out. */
+function ordered(spec: Spec): Spec {
+  return spec.speculation === "draft" ? spec : { ...spec, draft_model: "" };
 }
 
 interface AddVersionModalProps {
@@ -53,7 +65,7 @@ export function AddVersionModal({ model, opened, onClose }: AddVersionModalProps
       onClose={onClose}
       size="lg"
       submitLabel="Add version"
-      submit={() => addVersion(model.name, spec)}
+      submit={() => addVersion(model.name, ordered(spec))}
       done={`${model.name}@${spec.version} is added; it is placed next`}
       touches={["models"]}
     >
@@ -98,23 +110,37 @@ function keeps(name: string, version: string): string {
   return `${name} alone still means ${version}, until another version is made the default.`;
 }
 
+const CHOICES: [keyof Spec, string, string[]][] = [
+  ["quantization", "Quantization", ["none", "bf16", "int8", "int8-weight-only", "awq-int4"]],
+  ["kv_cache_dtype", "KV cache type", ["auto", "float32", "bfloat16", "int8"]],
+  ["policy", "Batching", ["continuous", "static", "prefill-first"]],
+  ["speculation", "Speculation", ["none", "ngram", "draft"]],
+  ["disaggregation", "Disaggregation", ["none", "prefill-decode"]],
+  ["priority", "Priority", ["high", "normal", "best-effort"]],
+];
+
 function ChoiceFields({ spec, change }: FieldsProps) {
   return (
     <>
-      <Select
-        label="Quantization"
-        data={["none", "bf16", "int8", "awq-int4"]}
-        allowDeselect={false}
-        value={spec.quantization}
-        onChange={(quantization) => quantization && change({ quantization })}
-      />
-      <Select
-        label="Priority"
-        data={["high", "normal", "best-effort"]}
-        allowDeselect={false}
-        value={spec.priority}
-        onChange={(priority) => priority && change({ priority })}
-      />
+      {CHOICES.map(([field, label, data]) => (
+        <Select
+          key={field}
+          label={label}
+          data={data}
+          allowDeselect={false}
+          value={String(spec[field])}
+          onChange={(value) => value && change({ [field]: value })}
+        />
+      ))}
+      {spec.speculation === "draft" && (
+        <TextInput
+          label="Draft model"
+          description="Source of a smaller model with the same vocabulary"
+          required
+          value={spec.draft_model}
+          onChange={(event) => change({ draft_model: event.currentTarget.value })}
+        />
+      )}
     </>
   );
 }
@@ -145,7 +171,7 @@ function NumberFields({ spec, change }: FieldsProps) {
           label={label}
           min={min}
           allowDecimal={false}
-          value={spec[field]}
+          value={Number(spec[field])}
           onChange={(value) => change({ [field]: Number(value) })}
         />
       ))}

@@ -68,7 +68,10 @@ function specification(version: Version): [string, React.ReactNode][] {
     ["Labels", colocation.labels?.join(", ") || "–"],
     ["Beside", colocation.affinity?.join(", ") || "–"],
     ["Never beside", colocation.anti_affinity?.join(", ") || "–"],
+    ["Speculation", version.speculation],
     ["Draft model", version.draft_model || "–"],
+    ["Swap space", version.swap_bytes === null ? "chosen by the node" : bytes(version.swap_bytes)],
+    ["Disaggregation", version.disaggregation],
   ];
 }
 
