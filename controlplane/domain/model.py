@@ -381,7 +381,7 @@ def _check_combination(spec: VersionSpec) -> None:
             "with quantization: bf16 is auto, bfloat16 or int8",
         ),
         (
-            spec.quantization not in ("bf16", "none") and spec.kv_cache_dtype == "bfloat16",
+            spec.quantization.startswith("int8") and spec.kv_cache_dtype == "bfloat16",
             "kv_cache_dtype",
             f"with quantization: {spec.quantization} is auto, float32 or int8",
         ),

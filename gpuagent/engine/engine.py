@@ -34,7 +34,7 @@ from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
 from gpuagent.engine.drafts import load_draft
 from gpuagent.engine.executors import DTYPES, make_executor
 from gpuagent.engine.model_runner import Executor, ModelRunner, StepResult
-from gpuagent.engine.precision import of_dtype
+from gpuagent.engine.precision import check_checkpoint, of_dtype
 from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
@@ -47,7 +47,7 @@ from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from gpuagent.engine.speculation import SpeculationCounters
 from gpuagent.engine.speculator import MAX_CATCH_UP, SpeculationKind, Speculator, make_speculator
 from gpuagent.engine.verification import Drafts, accept
-from gpuagent.models.config import ModelConfig, eos_ids, read_json
+from gpuagent.models.config import ModelConfig, eos_ids, read_config, read_json
 from gpuagent.models.llama import LlamaModel
 
 NO_SPECULATION = SpeculationCounters()
@@ -176,6 +176,7 @@ class TorchEngine:
         """
         folder, kind = Path(path), SpeculationKind(speculation)
         formats = of_dtype(dtype, quantization, kv_cache_dtype)
+        check_checkpoint(read_config(folder), quantization)
         model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len)
         longest = model.config.max_position
         length = min(max_model_len or longest, longest)

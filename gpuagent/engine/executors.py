@@ -15,6 +15,7 @@ from gpuagent.engine.native.executor import NativeExecutor, check_supported
 from gpuagent.engine.precision import Precision
 from gpuagent.engine.scheduler import SchedulerConfig
 from gpuagent.models.config import ModelConfig
+from gpuagent.models.grouped import GroupLinear
 from gpuagent.models.llama import LlamaModel
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ def make_executor(
     """The executor for a loaded model. `int8` quantises weights and activations on the native
     kernels, only weights in torch."""
     num_blocks, dtype = scheduling.num_blocks, DTYPES[precision.dtype]
+    if precision.quantization == "int8-weight-only":
+        model.quantise(GroupLinear.rounded)
     is_int8, is_int8_kv = precision.quantization == "int8", precision.kv_dtype == "int8"
     reason = reason_for_torch(model.config, scheduling.block_size, dtype, device)
     if reason is None:

@@ -7,8 +7,9 @@ Three formats are chosen by two words, `quantization` and `kv_cache_dtype` (here
     bf16                bfloat16                bfloat16      bfloat16          int8
     int8                int8 per output         int8          int8              float32
     int8-weight-only    int8 per 32 inputs      float32       float32           int8
-    awq-int4            as in the checkpoint    float32       float32           int8
+    awq-int4            as in the checkpoint    float32       float32           int8, bfloat16
 
+"awq-int4" with a bfloat16 cache also has bfloat16 activations: torch's packed kernels want them.
 On a GPU "none" is bfloat16, and so is what is float32 in the other rows.
 """
 
@@ -44,7 +45,8 @@ def precision(
     """What a version's two words mean on a device; raises LoadError where they mean nothing."""
     if quantization not in (*QUANTIZATIONS, "bf16"):
         raise LoadError("quantization_unsupported", f"{quantization!r:.40} is not supported")
-    is_half = quantization == "bf16" or device != "cpu"
+    is_packed = quantization == "awq-int4" and kv_cache_dtype == "bfloat16"
+    is_half = quantization == "bf16" or device != "cpu" or is_packed
     dtype = "bfloat16" if is_half else "float32"
     return of_dtype(dtype, "none" if quantization == "bf16" else quantization, kv_cache_dtype)
 
@@ -61,3 +63,12 @@ def of_dtype(dtype: str, quantization: str = "none", kv_cache_dtype: str = "auto
     if kv_cache_dtype == "auto":
         kv_cache_dtype = "int8" if quantization == "int8" else dtype
     return Precision(dtype, quantization, kv_cache_dtype)
+
+
+def check_checkpoint(config: ModelConfig, quantization: str) -> None:
+    """Raise LoadError where the stored weights are not what was asked for."""
+    is_awq = config.awq_group > 0
+    if is_awq and quantization != "awq-int4":
+        raise LoadError("checkpoint_mismatch", "the checkpoint is AWQ: quantization is awq-int4")
+    if quantization == "awq-int4" and not is_awq:
+        raise LoadError("checkpoint_mismatch", "awq-int4 needs a checkpoint quantised by AWQ")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuagent.models.awq import group_size
 from gpuagent.models.errors import LoadError
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -35,7 +36,7 @@ USED_KEYS = {
     *SIZE_LIMITS,
     *("architectures", "model_type", "hidden_act", "rms_norm_eps", "tie_word_embeddings"),
     *("rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias"),
-    *("sliding_window", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("sliding_window", "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config"),
 }
 HARMLESS_KEYS = {  # training settings and records, which do not change what is computed
     *("attention_dropout", "dtype", "torch_dtype", "initializer_range", "pretraining_tp"),
@@ -61,6 +62,7 @@ class ModelConfig:
     tie_embeddings: bool
     attention_bias: bool
     eos_token_ids: tuple[int, ...]
+    awq_group: int = 0  # inputs that share a scale, in a checkpoint quantised by AWQ
 
     @property
     def num_parameters(self) -> int:
@@ -90,13 +92,12 @@ class ModelConfig:
         width, embedding = DTYPE_BYTES[dtype], self.vocab_size * self.hidden_size
         if quantization == "none":
             return self.num_parameters * width
-        matrices = self.num_matrix_parameters
-        rest = (self.num_parameters - matrices) * width
-        per_matrix_parameter = QUANTIZED_BYTES[quantization]
+        quantised = self.num_matrix_parameters
+        rest = self.num_parameters - quantised
         if quantization != "awq-int4":  # the head is int8 too, beside the embedding
-            rest += embedding * per_matrix_parameter
-            rest -= 0 if self.tie_embeddings else embedding * width
-        return int(matrices * per_matrix_parameter + rest)
+            quantised += embedding
+            rest -= 0 if self.tie_embeddings else embedding
+        return int(quantised * QUANTIZED_BYTES[quantization]) + rest * width
 
 
 def estimate_memory(
@@ -166,6 +167,7 @@ def parse_config(values: Mapping[str, Any]) -> ModelConfig:
         tie_embeddings=_flag(values, "tie_word_embeddings"),
         attention_bias=_flag(values, "attention_bias"),
         eos_token_ids=eos_ids(values.get("eos_token_id"), sizes["vocab_size"]),
+        awq_group=group_size(values),
     )
     if config.num_parameters * 2 > MAX_WEIGHTS_BYTES:
         raise LoadError("config_invalid", f"{config.num_parameters} parameters are too many")

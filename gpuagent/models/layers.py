@@ -26,6 +26,11 @@ class Linear:
         self.weight = weight
         self.bias = bias
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
     def __call__(self, x: Tensor) -> Tensor:
         """(T, in) to (T, out)."""
         return functional.linear(x, self.weight, self.bias)
@@ -41,6 +46,11 @@ class Int8Linear(Linear):
         largest = linear.weight.float().abs().amax(1, keepdim=True)
         self._scales = (largest / 127).clamp_(min=torch.finfo(torch.float32).tiny)
         super().__init__((linear.weight / self._scales).round().to(torch.int8), linear.bias)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights, scales and bias."""
+        return super().num_bytes + self._scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """(T, in) to (T, out)."""
@@ -98,6 +108,11 @@ class MLP:
         self.gate = gate
         self.up = up
         self.down = down
+
+    @property
+    def parts(self) -> tuple[Linear, Linear, Linear]:
+        """Its matrices."""
+        return self.gate, self.up, self.down
 
     def __call__(self, x: Tensor) -> Tensor:
         """(T, hidden) to the same."""

@@ -4,7 +4,7 @@
 where one ends, and it is passed in, so the model has no idea of blocks, batches or phases.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from gpuagent.models.config import ModelConfig, read_config
 from gpuagent.models.errors import LoadError
+from gpuagent.models.grouped import from_awq
 from gpuagent.models.layers import (
     MLP,
     Attention,
@@ -30,28 +31,39 @@ IGNORED_SUFFIX = ".rotary_emb.inv_freq"  # stored by old checkpoints, computed h
 class _Weights:
     """The tensors of a checkpoint, each to be taken once, with its shape checked."""
 
-    def __init__(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, tensors: dict[str, Tensor], dtype: torch.dtype, device: str, awq_group: int = 0
+    ) -> None:
+        self._awq_group = awq_group
         self._tensors = {k: v for k, v in tensors.items() if not k.endswith(IGNORED_SUFFIX)}
         self._dtype = dtype
         self._device = device
-        self.num_bytes = 0
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor, in the engine's dtype; a view of the file if it is stored so."""
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, in the engine's dtype or this one; a view of the file if it is stored so."""
         tensor = self._tensors.pop(name, None)
         if tensor is None:
             raise LoadError("weights_malformed", f"{name} is missing")
         if tensor.shape != shape:
             code = "config_invalid" if "embed_tokens" in name else "weights_malformed"
             raise LoadError(code, f"{name} is {tuple(tensor.shape)}, the config says {shape}")
-        tensor = tensor.to(device=self._device, dtype=self._dtype)
-        self.num_bytes += tensor.nbytes
+        if dtype is torch.int32 and tensor.dtype is not dtype:
+            raise LoadError("weights_malformed", f"{name} is stored as {tensor.dtype}")
+        tensor = tensor.to(device=self._device, dtype=dtype or self._dtype)
         return tensor
 
     def linear(self, name: str, rows: int, columns: int, bias: bool = False) -> Linear:
-        """The projection `name` with weight (rows, columns)."""
-        weight = self.take(f"{name}.weight", rows, columns)
-        return Linear(weight, self.take(f"{name}.bias", rows) if bias else None)
+        """The projection `name` with weight (rows, columns), or what AWQ made of it."""
+        offsets = self.take(f"{name}.bias", rows) if bias else None
+        if not self._awq_group or ".layers." not in name:
+            return Linear(self.take(f"{name}.weight", rows, columns), offsets)
+        groups, rest = divmod(columns, self._awq_group)
+        if rest or rows % 8:
+            raise LoadError("config_invalid", f"{name} has no whole groups of {self._awq_group}")
+        codes = self.take(f"{name}.qweight", columns, rows // 8, dtype=torch.int32)
+        zeros = self.take(f"{name}.qzeros", groups, rows // 8, dtype=torch.int32)
+        scales = self.take(f"{name}.scales", groups, rows, dtype=torch.float32)
+        return from_awq(codes, zeros, scales, offsets, self._dtype)
 
     def drop(self, name: str) -> None:
         """Leave out a tensor that is known to be a copy."""
@@ -87,11 +99,18 @@ class Layer:
             weights.take(f"{name}.post_attention_layernorm.weight", hidden), eps
         )
 
-    def quantise(self) -> None:
-        """Round the layer's matrices to int8."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of matrices and norms."""
+        parts = self.query, self.key, self.value, self.output, *self.mlp.parts
+        norms = self.input_norm.weight, self.mlp_norm.weight
+        return sum(part.num_bytes for part in parts) + sum(norm.nbytes for norm in norms)
+
+    def quantise(self, rounded: Callable[[Linear], Linear]) -> None:
+        """Put `rounded` matrices in the place of the layer's."""
         for name in ("query", "key", "value", "output"):
-            setattr(self, name, Int8Linear(getattr(self, name)))
-        self.mlp = MLP(*map(Int8Linear, (self.mlp.gate, self.mlp.up, self.mlp.down)))
+            setattr(self, name, rounded(getattr(self, name)))
+        self.mlp = MLP(*map(rounded, self.mlp.parts))
 
     def __call__(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention
@@ -120,7 +139,7 @@ class LlamaModel:
         device: str = "cpu",
         max_model_len: int | None = None,
     ) -> None:
-        weights = _Weights(tensors, dtype, device)
+        weights = _Weights(tensors, dtype, device, config.awq_group)
         vocab, hidden = config.vocab_size, config.hidden_size
         self.config = config
         self.embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
@@ -135,7 +154,14 @@ class LlamaModel:
         length = max_model_len or config.max_position
         with torch.device(device):
             self.rope = RotaryEmbedding(config.head_dim, config.rope_theta, length, dtype)
-        self.weights_bytes = weights.num_bytes
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of matrices and norms; a head that is the embedding counts once."""
+        is_shared = getattr(self.head, "weight", None) is self.embedding
+        outside = self.embedding.nbytes + self.norm.weight.nbytes
+        layers = sum(layer.num_bytes for layer in self._layers)
+        return layers + outside + (0 if is_shared else self.head.num_bytes)
 
     @classmethod
     def load(
@@ -150,11 +176,11 @@ class LlamaModel:
         while self._layers:
             yield self._layers.pop()
 
-    def quantise(self) -> None:
-        """Round all matrices but the embedding to int8."""
+    def quantise(self, rounded: Callable[[Linear], Linear] = Int8Linear) -> None:
+        """Put `rounded` matrices in the place of all but the embedding."""
         for layer in self._layers:
-            layer.quantise()
-        self.head = Int8Linear(self.head)
+            layer.quantise(rounded)
+        self.head = rounded(self.head)
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states (T, hidden) of tokens (T,) at positions (T,), before the last norm."""

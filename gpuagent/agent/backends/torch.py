@@ -18,7 +18,7 @@ from gpuagent.agent.model_store import tokenizer_bundle
 from gpuagent.agent.model_store.errors import ModelStoreError
 from gpuagent.agent.model_store.store import LocalModel, ModelStore
 from gpuagent.engine.engine import TorchEngine
-from gpuagent.engine.precision import Precision, precision
+from gpuagent.engine.precision import Precision, check_checkpoint, precision
 from gpuagent.engine.scheduler import Policy
 from gpuagent.models.config import read_config
 from gpuagent.models.errors import LoadError as ModelError
@@ -76,8 +76,9 @@ def _load(
     device = config.device.kind
     bundle = tokenizer_bundle.read_tokenizer_bundle(local.path)
     max_model_len = min(spec.max_model_len, bundle.max_model_len)
-    small = read_config(draft.path) if draft else None
-    division = divide(spec, read_config(local.path), formats, max_model_len, small)
+    shape, small = read_config(local.path), read_config(draft.path) if draft else None
+    check_checkpoint(shape, formats.quantization)
+    division = divide(spec, shape, formats, max_model_len, small)
     before = _peak_bytes(device)
     engine = TorchEngine.load(
         local.path,

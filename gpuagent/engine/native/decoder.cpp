@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <time.h>
 #include "attention.h"
+#include "grouped.h"
 #include "linear.h"
 #include "team.h"
 
@@ -132,7 +133,7 @@ class Step {
   public:
     Step(const Model& model, const Workspace& space, const Batch& batch, Team& team)
         : m(model), s(space), b(batch), team_(team), shares_((model.num_layers * 9 + 2) * team.size()),
-          is_int8_(model.layers[0].qkv.scales != nullptr) {
+          is_int8_(model.layers[0].qkv.takes_int8()) {
         for (int64_t i = 0; i < b.num_spans; i++)
             for (int32_t first = 0; first < b.spans[i].count; first += QUERY_TOKENS)
                 for (int32_t head = 0; head < m.kv_heads; head++)
@@ -182,7 +183,7 @@ class Step {
         Clock clock(s.seconds, thread == 0);
         shares_.take(0, 0, num, 1, [&](int64_t i, int64_t) {
             normalise(hidden + i * m.hidden, m.norm, m.hidden, m.eps, s.normed + i * m.hidden);
-            if (m.head.scales) quantise_row(s.normed, m.hidden, i);
+            if (m.head.takes_int8()) quantise_row(s.normed, m.hidden, i);
         });
         shares_.wait(0, num);
         multiply(thread, 1, m.head, s.normed, {logits, m.head.panels() * PANEL, STORE}, num);
@@ -234,7 +235,7 @@ class Step {
             const int64_t owner = (thread + i) % size;
             const int64_t first = panels * owner / size, last = panels * (owner + 1) / size;
             auto some = [&](int64_t from, int64_t to) {
-                linear(w, rows, out, first + from, first + to, last);
+                any_linear(w, rows, out, first + from, first + to, last);
             };
             shares_.take(phase * size + owner, phase * size, last - first, 1, some);
         }
@@ -365,7 +366,7 @@ void linear_run(Team* team, const Linear* w, const Workspace* space, const float
                 float* y) {
     Shares shares(1);
     team->run([&](int thread) {
-        if (w->scales) {
+        if (w->takes_int8()) {
             shares.take(0, 0, num, 1, [&](int64_t i, int64_t) {
                 int64_t at = i * w->inputs;
                 quantise(x + at, w->inputs, space->quantised + at, space->scales + at / GROUP,
@@ -375,7 +376,7 @@ void linear_run(Team* team, const Linear* w, const Workspace* space, const float
         }
         Rows rows{x, space->quantised, space->scales, space->starts, num, w->inputs};
         int64_t panels = w->panels(), size = team->size();
-        linear(*w, rows, {y, panels * PANEL, STORE}, panels * thread / size,
+        any_linear(*w, rows, {y, panels * PANEL, STORE}, panels * thread / size,
                panels * (thread + 1) / size, panels);
     });
 }

@@ -27,6 +27,7 @@ from gpuagent.engine.native.build import KernelsUnavailable, kernels
 from gpuagent.engine.native.kv import BLOCK_SIZE, BlockedKV
 from gpuagent.engine.native.packing import PANEL, PackedLinear, interleaved, pack, stacked
 from gpuagent.models.config import ModelConfig
+from gpuagent.models.grouped import GroupLinear
 from gpuagent.models.layers import Linear
 from gpuagent.models.llama import Layer, LlamaModel
 
@@ -174,7 +175,8 @@ class NativeExecutor:
             self._pack_layer(layer, layers[i])
         embedding = model.embedding
         head = self._pack([model.head], stacked([config.vocab_size]))
-        is_in_head = model.head.weight is embedding and not self._is_int8
+        is_plain = not (self._is_int8 or isinstance(model.head, GroupLinear))
+        is_in_head = is_plain and model.head.weight is embedding
         cosines, sines = model.rope.tables()
         half = config.head_dim // 2
         return structs.Model(
@@ -196,7 +198,7 @@ class NativeExecutor:
 
     def _pack_layer(self, layer: Layer, struct: structs.Layer) -> None:
         attention = [layer.query, layer.key, layer.value]
-        struct.qkv = self._pack(attention, stacked([len(part.weight) for part in attention]))
+        struct.qkv = self._pack(attention, stacked(self._qkv_sizes()))
         struct.output = self._pack([layer.output], stacked([self._config.hidden_size]))
         mlp = layer.mlp
         places = interleaved(self._config.intermediate_size)
@@ -204,6 +206,11 @@ class NativeExecutor:
         struct.down = self._pack([mlp.down], stacked([self._config.hidden_size]))
         struct.attention_norm = self._keep(layer.input_norm.weight)
         struct.mlp_norm = self._keep(layer.mlp_norm.weight)
+
+    def _qkv_sizes(self) -> list[int]:
+        config = self._config
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        return [num * config.head_dim for num in (heads, kv_heads, kv_heads)]
 
     def _pack(self, parts: Sequence[Linear], places: Sequence[Tensor]) -> structs.Linear:
         packed = pack(self._library, parts, places, self._is_int8)

@@ -24,13 +24,16 @@ constexpr int GROUP = 32;
 
 enum Epilogue { STORE, ADD, SWIGLU };
 
-// A packed matrix; `scales` is null for float32.
+// A packed matrix; `scales` is null for float32. With `group` only the weights are rounded: grouped.h.
 struct Linear {
     const void* weight;
     const float* scales;  // (outputs rounded up to PANEL)
     const float* bias;    // (outputs rounded up to PANEL) or null
     int64_t inputs;
     int64_t outputs;
+    const float* zeros;
+    int64_t group;
+    bool takes_int8() const { return scales && !group; }
     int64_t panels() const { return (outputs + PANEL - 1) / PANEL; }
 };
 

@@ -6,7 +6,8 @@ Several projections of the same input become one matrix, so that a step reads on
     gate, up     -> panels of 16 gates and their 16 ups, so that silu(gate) * up is computed
                     where the two sums still are in registers
 
-`int8` keeps one scale per output, max |w| / 127.
+`int8` keeps one scale per output, max |w| / 127. Weights that are rounded already (`GroupLinear`)
+keep their codes, scales and zeros, in panels; see grouped.h.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gpuagent.engine.native import structs
+from gpuagent.models.grouped import GroupLinear
 from gpuagent.models.layers import Linear
 
 PANEL = 32
@@ -52,6 +54,8 @@ def pack(
     library: ctypes.CDLL, parts: Sequence[Linear], places: Sequence[Tensor], is_int8: bool
 ) -> PackedLinear:
     """One matrix of several; output i of part p becomes output places[p][i]."""
+    if isinstance(parts[0], GroupLinear):
+        return _pack_groups([part for part in parts if isinstance(part, GroupLinear)], places)
     inputs = parts[0].weight.shape[1]
     outputs = sum(part.weight.shape[0] for part in parts)
     padded = -(-outputs // PANEL) * PANEL
@@ -72,6 +76,40 @@ def pack(
             bias[place] = part.bias.float()
     struct = structs.Linear(weight.data_ptr(), _address(scales), _address(bias), inputs, outputs)
     return PackedLinear(struct, tuple(t for t in (weight, scales, bias) if t is not None))
+
+
+def _pack_groups(parts: Sequence[GroupLinear], places: Sequence[Tensor]) -> PackedLinear:
+    """The same for rounded weights: bytes of (panels, inputs, 32), or 16 with two codes each."""
+    codes = _placed([part.whole_codes() for part in parts], places)
+    scales = _placed([part.scales.T for part in parts], places).T.contiguous()
+    zeros = bias = None
+    panels = codes.view(-1, PANEL, codes.shape[1]).transpose(1, 2)
+    if parts[0].zeros is None:
+        weight = panels.contiguous()
+    else:
+        weight = (panels[..., :HALF] | panels[..., HALF:] << 4).contiguous()
+        stored = [part.zeros.T for part in parts if part.zeros is not None]
+        zeros = _placed(stored, places).T.float().contiguous()
+    if any(part.bias is not None for part in parts):
+        empty = torch.zeros(1)
+        offsets = [
+            empty.expand(len(part.codes)) if part.bias is None else part.bias for part in parts
+        ]
+        bias = _placed([each.float().unsqueeze(1) for each in offsets], places).flatten()
+    inputs, outputs = codes.shape[1], sum(len(part.codes) for part in parts)
+    addresses = weight.data_ptr(), _address(scales), _address(bias)
+    group = inputs // len(scales)
+    struct = structs.Linear(*addresses, inputs, outputs, _address(zeros), group)
+    return PackedLinear(struct, tuple(t for t in (weight, scales, zeros, bias) if t is not None))
+
+
+def _placed(parts: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+    """Row i of part p becomes row places[p][i]; as many rows of zeros as a last panel lacks."""
+    num = sum(len(part) for part in parts)
+    rows = parts[0].new_zeros(-(-num // PANEL) * PANEL, parts[0].shape[1])
+    for part, place in zip(parts, places, strict=True):
+        rows[place] = part
+    return rows
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -4,7 +4,7 @@ from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 
 
 class Linear(Structure):
-    """A packed matrix; `scales` is null for float32."""
+    """A packed matrix; `scales` is null for float32, `group` is not 0 for rounded weights alone."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -12,6 +12,8 @@ class Linear(Structure):
         ("bias", c_void_p),
         ("inputs", c_int64),
         ("outputs", c_int64),
+        ("zeros", c_void_p),
+        ("group", c_int64),
     )
 
 
