@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from controlplane.adapters import failed_sync
 from controlplane.adapters.eventstore.connect import open_session
 from controlplane.adapters.eventstore.group import GroupCommit
 from controlplane.adapters.eventstore.session import COLUMNS, PURGE_KEYS, Session
@@ -28,6 +29,7 @@ from controlplane.application.ports import (
     IntegrityError,
     Lease,
     RecordedEvent,
+    StoredColumns,
     StoredResponse,
     StoreUnavailable,
 )
@@ -87,12 +89,15 @@ class DjangoEventStore:
     def read_all(self, after: int, limit: int, upto: int | None = None) -> list[RecordedEvent]:
         return recorded_events(self._rows(after, limit, _END if upto is None else upto))
 
+    def read_columns(self, after: int, upto: int, limit: int) -> list[StoredColumns]:
+        return [(row[:12], row[12]) for row in self._rows(after, limit, upto)]
+
     def verify(self, after: int = 0) -> Head:
         """Recompute the chain from ``after`` (whose own hash is believed) to the head."""
         last = self.head()
         seen = self._believed(after)
-        while rows := self._rows(seen.position, VERIFY_BATCH, last.position):
-            seen = follow_columns(seen, ((row[:12], row[12]) for row in rows))
+        while rows := self.read_columns(seen.position, last.position, VERIFY_BATCH):
+            seen = follow_columns(seen, rows)
         if seen.position != last.position:
             raise IntegrityError(seen.position + 1, f"missing: the head is at {last.position}")
         if seen.hash != last.hash:
@@ -143,11 +148,15 @@ class Writer:
 
     def write(self, take: Callable[[], list[Prepared]]) -> list[Outcome]:
         """Lock, take a group, write it. Raises StoreUnavailable for the whole group."""
+        if failed_sync.has_failed():
+            raise StoreUnavailable("store_error", "The disk failed; this process is ending.", 5.0)
         session = self._session = self._session or self._connect()
         try:
             return self._write_locked(session, take)
         except session.errors as error:
             self._forget()
+            if failed_sync.is_failed_sync(error):
+                failed_sync.leave(error)
             told = session.unavailable(error)
             self._recover(session, told)
             raise told from error
@@ -175,8 +184,11 @@ class Writer:
         """After any failure but a busy database the connection is thrown away.
 
         A file that failed to sync must not be synced again by the same handle: the kernel may
-        report success for pages that it has already dropped.
+        report success for pages that it has already dropped. Then this process ends, and the
+        handle is not even closed: see ``failed_sync``.
         """
+        if failed_sync.has_failed():
+            return
         try:
             if told.code == "store_busy":
                 session.rollback()

@@ -9,7 +9,7 @@ one, and each commit would carry one request), and the results of a batch come b
     thread:  take [a] BEGIN..COMMIT, take [b, settle a] BEGIN..COMMIT, ...
 
 A database error fails the batch and drops the connection, so that the next batch starts on a new
-one (after a failed fsync a connection must not be trusted). A row the database refuses must not
+one; a failed fsync ends the process (``failed_sync``). A row the database refuses must not
 fail its neighbours: a batch with an integrity error is repeated one operation at a time.
 """
 
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from controlplane.adapters import failed_sync
 from controlplane.adapters.ledger.batch import Cursor, admit_all, settle_all
 from controlplane.adapters.ledger.statements import Statements
 from controlplane.application.ports import AuditUnavailable, Intent, Terminal
@@ -103,11 +104,15 @@ class GroupWriter:
             for operation in batch:
                 self._commit([operation])
         except Exception as error:
+            if failed_sync.is_failed_sync(error):
+                failed_sync.leave(error)
             self._drop_connection()
             for operation in batch:
                 operation.result = AuditUnavailable(f"{type(error).__name__}: {error}")
 
     def _transact(self, batch: Sequence[Operation]) -> None:
+        if failed_sync.has_failed():
+            raise AuditUnavailable("the disk failed; this process is ending")
         if self._connection is None:
             self._connection = self._connect()
         cursor = self._connection.cursor()
@@ -116,9 +121,9 @@ class GroupWriter:
         cursor.execute("COMMIT")
 
     def _drop_connection(self) -> None:
+        if self._connection is None or failed_sync.has_failed():
+            return  # after a failed sync nothing is closed: that would sync again
         connection, self._connection = self._connection, None
-        if connection is None:
-            return
         with contextlib.suppress(Exception):  # it is being thrown away because it failed
             connection.rollback()  # a cursor in a traceback would keep SQLite's lock otherwise
         with contextlib.suppress(Exception):
