@@ -2,7 +2,7 @@
 
 import threading
 
-from controlplane.application.chain import GENESIS, follow
+from controlplane.application.chain import GENESIS, columns_of, follow
 from controlplane.application.ports import (
     Append,
     Appended,
@@ -11,6 +11,7 @@ from controlplane.application.ports import (
     IntegrityError,
     Lease,
     RecordedEvent,
+    StoredColumns,
     StoredResponse,
 )
 from controlplane.application.sequencer import (
@@ -55,6 +56,9 @@ class MemoryEventStore:
     def read_all(self, after: int, limit: int, upto: int | None = None) -> list[RecordedEvent]:
         end = after + limit if upto is None else min(after + limit, upto)
         return self._log[after : max(after, end)]
+
+    def read_columns(self, after: int, upto: int, limit: int) -> list[StoredColumns]:
+        return [(columns_of(one), one.hash) for one in self.read_all(after, limit, upto)]
 
     def verify(self, after: int = 0) -> Head:
         if after > len(self._log):

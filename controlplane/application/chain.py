@@ -16,16 +16,11 @@ from hashlib import sha256
 
 import msgspec
 
-from controlplane.application.ports import Head, IntegrityError, RecordedEvent
+from controlplane.application.ports import Columns, Head, IntegrityError, RecordedEvent
 
 GENESIS = Head(0, bytes(32))
 
 _encode = msgspec.json.Encoder().encode
-
-
-# position, stream, version, type, schema_version, data, actor, correlation_id,
-# causation_id, address, reason, recorded_at
-Columns = tuple[int, str, int, str, int, bytes, str, str, str, str, str, float]
 
 
 def link(previous: bytes, columns: Columns) -> bytes:

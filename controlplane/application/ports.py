@@ -104,6 +104,12 @@ class Head(NamedTuple):
     hash: bytes
 
 
+# position, stream, version, type, schema_version, data, actor, correlation_id,
+# causation_id, address, reason, recorded_at
+Columns = tuple[int, str, int, str, int, bytes, str, str, str, str, str, float]
+StoredColumns = tuple[Columns, bytes]  # with the stored hash
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """``epoch`` grows with each change of holder and fences everything done under older ones."""
@@ -147,6 +153,9 @@ class EventStore(Protocol):
 
     def read_all(self, after: int, limit: int, upto: int | None = None) -> list[RecordedEvent]:
         """Events with ``after < position`` in order, at most ``limit``; decoded, not verified."""
+
+    def read_columns(self, after: int, upto: int, limit: int) -> list[StoredColumns]:
+        """As ``read_all``, as stored: for whoever checks or copies, and need not understand."""
 
     def verify(self, after: int = 0) -> Head:
         """Recompute the chain; raises IntegrityError naming the first bad position."""

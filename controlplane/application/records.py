@@ -1,0 +1,143 @@
+"""The bytes that a leaf hashes: every stored field of a record, in one fixed order, for good.
+
+A record is a line that names its shape, then JSON whose order of fields never changes::
+
+    event/1                                  request/1
+    [7,"tenant-acme",1,"TenantCreated",…]    [12,31,"req-9f…","acme",…,"ok",…]
+    {"at":1.0,"type":"TenantCreated",…}
+
+An event's two lines are those of the hash chain (``chain``). A request is its ledger row, written
+once it has ended. A column that is added later makes a new shape, ``request/2``; what was sealed
+as ``request/1`` keeps that shape, since the checkpoint of its segment names it. The golden files
+in ``tests/proof`` hold one record of each shape. Prices are picodollars (``domain.money``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from controlplane.application.ports import Columns
+
+EVENTS, REQUESTS = "events", "requests"
+LOGS = (EVENTS, REQUESTS)
+
+# kinds: int, float, float? (may be absent), text, json (bytes of JSON), hash (32 bytes)
+Field = tuple[str, str]
+EVENT_FIELDS: tuple[Field, ...] = (
+    ("position", "int"),
+    ("stream", "text"),
+    ("version", "int"),
+    ("type", "text"),
+    ("schema_version", "int"),
+    ("data", "json"),
+    ("actor", "text"),
+    ("correlation_id", "text"),
+    ("causation_id", "text"),
+    ("address", "text"),
+    ("reason", "text"),
+    ("recorded_at", "float"),
+)
+_REQUEST_1: tuple[Field, ...] = (
+    ("position", "int"),
+    ("id", "int"),
+    ("request_id", "text"),
+    ("tenant_id", "text"),
+    ("subject", "text"),
+    ("endpoint", "text"),
+    ("requested_model", "text"),
+    ("route", "text"),
+    ("arm", "text"),
+    ("version_id", "text"),
+    ("latency_class", "text"),
+    ("num_prompt_tokens", "int"),
+    ("max_output_tokens", "int"),
+    ("reserved_tokens", "int"),
+    ("at", "float"),
+    ("day", "text"),
+    ("gateway", "text"),
+    ("price_input", "int"),
+    ("price_cached_input", "int"),
+    ("price_output", "int"),
+    ("progress_tokens", "int"),
+    ("outcome", "text"),
+    ("finish_reason", "text"),
+    ("error_code", "text"),
+    ("node_id", "text"),
+    ("replica_id", "text"),
+    ("num_cached_tokens", "int"),
+    ("num_output_tokens", "int"),
+    ("price", "int"),
+    ("ttft_ms", "float?"),
+    ("queue_ms", "float?"),
+    ("duration_ms", "float?"),
+    ("ended_at", "float?"),
+    ("attempts", "int"),
+)
+FIELDS: Mapping[str, tuple[Field, ...]] = {"event/1": EVENT_FIELDS, "request/1": _REQUEST_1}
+NEWEST: Mapping[str, str] = {EVENTS: "event/1", REQUESTS: "request/1"}
+_SHAPES = {EVENTS: "event/", REQUESTS: "request/"}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class UnknownShape(Exception):
+    """A record of a shape that this build does not know."""
+
+
+def names(shape: str) -> tuple[str, ...]:
+    return tuple(name for name, _ in fields_of(shape))
+
+
+def fields_of(shape: str) -> tuple[Field, ...]:
+    try:
+        return FIELDS[shape]
+    except KeyError:
+        raise UnknownShape(f"records of shape {shape!r} are not known here") from None
+
+
+def belongs(shape: str, log: str) -> bool:
+    """Whether records of ``shape`` are those of ``log``."""
+    return shape in FIELDS and shape.startswith(_SHAPES[log])
+
+
+def event_header(columns: Columns) -> bytes:
+    """The first line of an event's record, without its newline."""
+    return _encode(columns[:5] + columns[6:12])
+
+
+def event_leaf(columns: Columns) -> bytes:
+    """Leaf hash (32 bytes) of an event of shape ``event/1``."""
+    return sha256(b"\x00event/1\n%b\n%b" % (event_header(columns), columns[5])).digest()
+
+
+def request_leaf(shape: str) -> Callable[[Sequence[Any]], bytes]:
+    """What gives the leaf hash (32 bytes) of a request's columns of ``shape``."""
+    prefix, width = b"\x00" + shape.encode() + b"\n", len(fields_of(shape))
+
+    def leaf(columns: Sequence[Any]) -> bytes:
+        assert len(columns) == width
+        return sha256(prefix + _encode(columns)).digest()
+
+    return leaf
+
+
+def leaf_function(shape: str) -> Callable[[Any], bytes]:
+    """Columns in the order of ``names(shape)`` -> leaf hash."""
+    fields_of(shape)
+    return event_leaf if shape.startswith("event/") else request_leaf(shape)
+
+
+def record_bytes(shape: str, columns: Sequence[Any]) -> bytes:
+    """What the leaf hashes after its 0x00: for golden files and for reading by hand."""
+    if shape.startswith("event/"):
+        body = b"%b\n%b" % (event_header(tuple(columns)), columns[5])
+    else:
+        body = _encode(columns)
+    return shape.encode() + b"\n" + body
+
+
+def record_id(log: str, columns: Sequence[Any]) -> str:
+    """How a person calls the record: ``tenant-acme:7``, or the request's id."""
+    return f"{columns[1]}:{columns[2]}" if log == EVENTS else str(columns[2])

@@ -1,0 +1,71 @@
+"""A Merkle tree as it is stored: tiles of up to 256 hashes, so that a proof reads a few rows.
+
+Tile (0, i) holds the leaf hashes 256 i to 256 i + 255, tile (1, i) the roots of the full tiles
+(0, 256 i) to (0, 256 i + 255), and so on; the inner nodes in between are computed when asked for.
+Worked example, 70,000 records::
+
+    tiles (0, 0) … (0, 272) full, (0, 273) with 112 hashes      2.2 MB
+    tile  (1, 0) full, (1, 1) with 17; tile (2, 0) with 1
+
+An inclusion proof among them reads at most three tiles a level. A full tile never changes again;
+the last one of a level is replaced by a longer one. After Go's tlog, whose tiles these are.
+"""
+
+from collections.abc import Callable, Iterable
+
+from controlplane.application.merkle import ProofError, node_hash
+
+HEIGHT = 8
+WIDTH = 1 << HEIGHT
+HASH_BYTES = 32
+
+Tile = tuple[int, int]  # (level, index)
+ReadTile = Callable[[int, int], bytes]  # empty if there is no such tile
+
+
+def grow(read: ReadTile, size: int, leaves: Iterable[bytes]) -> dict[Tile, bytes]:
+    """The new content of every tile that changes when ``leaves`` follow the first ``size``."""
+    changed: dict[Tile, bytes] = {}
+    fresh, level = b"".join(leaves), 0
+    while fresh:
+        index, held = divmod(size, WIDTH)
+        tile = read(level, index)[: held * HASH_BYTES] if held else b""
+        if len(tile) != held * HASH_BYTES:
+            raise ProofError(f"tile ({level}, {index}) holds fewer than {held} hashes")
+        roots = []
+        for start in range(0, len(tile) + len(fresh), WIDTH * HASH_BYTES):
+            content = (tile + fresh)[start : start + WIDTH * HASH_BYTES]
+            changed[level, index] = content
+            index += 1
+            if len(content) == WIDTH * HASH_BYTES:
+                roots.append(_fold(content, HEIGHT))
+        fresh, size, level = b"".join(roots), size >> HEIGHT, level + 1
+    return changed
+
+
+def _fold(hashes: bytes, height: int) -> bytes:
+    """The root over 2 ** ``height`` hashes."""
+    row = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+    for _ in range(height):
+        row = [node_hash(*pair) for pair in zip(row[::2], row[1::2], strict=True)]
+    return row[0]
+
+
+def nodes_in(read: ReadTile) -> Callable[[int, int], bytes]:
+    """``merkle.Nodes`` over tiles; each tile is read once."""
+    kept: dict[Tile, bytes] = {}
+
+    def tile(level: int, index: int) -> bytes:
+        if (level, index) not in kept:
+            kept[level, index] = read(level, index)
+        return kept[level, index]
+
+    def node(level: int, index: int) -> bytes:
+        row, height = divmod(level, HEIGHT)
+        number, offset = divmod(index << height, WIDTH)
+        part = tile(row, number)[offset * HASH_BYTES : (offset + (1 << height)) * HASH_BYTES]
+        if len(part) != HASH_BYTES << height:
+            raise ProofError(f"tile ({row}, {number}) is missing or too short")
+        return _fold(part, height)
+
+    return node
