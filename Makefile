@@ -59,12 +59,12 @@ no-node:
 
 .venv/.run-installed: pyproject.toml | .venv/bin/python
 	$(STEP) "installing the control plane and the agent (minutes, the first time)"
-	@$(PIP) --editable '.[agent,web,demo]'
+	@$(PIP) --editable '.[agent,web,demo,export]'
 	@touch $@
 
 .venv/.dev-installed: pyproject.toml | .venv/bin/python
 	$(STEP) "installing everything, tools for tests included (minutes, the first time)"
-	@$(PIP) --editable '.[agent,web,demo,dev]'
+	@$(PIP) --editable '.[agent,web,demo,export,dev]'
 	@touch .venv/.run-installed $@
 
 frontend/node_modules/.installed: frontend/package.json frontend/package-lock.json

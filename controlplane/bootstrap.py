@@ -1,21 +1,35 @@
 """The only place that chooses adapters: builds each process from its parts."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from django.conf import settings
+from django.db import DatabaseError
 
 from controlplane.adapters.access.issuers import read_issuers
 from controlplane.adapters.access.jwt_tokens import JwtVerifier
+from controlplane.adapters.checkpoint_file import CheckpointFiles
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
+from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
+from controlplane.adapters.ledger.soundness import file_findings, usage_findings
 from controlplane.adapters.ledger.store import LedgerStore
+from controlplane.adapters.natsbus.checkpoints import CheckpointStream
 from controlplane.adapters.natsbus.connection import connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
+from controlplane.adapters.private_files import kept_private
 from controlplane.adapters.readmodel.projector import Projector
+from controlplane.application.check import Checked, Copies, StoredLog, check_everything
+from controlplane.application.export_job import Source
+from controlplane.application.exports import ExportError
 from controlplane.application.fleet import OnLoad
 from controlplane.application.handle import CommandHandler
-from controlplane.application.ports import Clock, EventStore
+from controlplane.application.notes import PublicKey, Signer
+from controlplane.application.ports import Clock, EventStore, StoreUnavailable
+from controlplane.application.records import LOGS
+from controlplane.application.seal import EventRecords, Sealer
 
 
 @cache
@@ -27,6 +41,68 @@ def clock() -> Clock:
 def event_store() -> EventStore:
     """The process's one store: what its threads append at once is committed together."""
     return DjangoEventStore(clock())
+
+
+@cache
+def signer() -> Signer:
+    """What checkpoints and exports are signed with: the configured key, or one made once."""
+    path: Path = settings.SEALING_KEY or settings.DATA_DIR / "sealing_key"
+    if settings.SEALING_KEY:
+        return Signer.parse(path.read_text())
+    return Signer.parse(kept_private(path, lambda: Signer.generate(settings.CLUSTER_ID).line))
+
+
+def seal_store() -> DjangoSealStore:
+    return DjangoSealStore()
+
+
+def checkpoint_files() -> CheckpointFiles:
+    """The checkpoints' copies beside the data."""
+    return CheckpointFiles(settings.DATA_DIR / "checkpoints")
+
+
+def sealed_logs() -> list[StoredLog]:
+    return [EventRecords(event_store()), RequestRecords()]
+
+
+def export_source(log: str) -> Source:
+    """Raises ExportError where this machine's key is not the one that the logs are sealed with."""
+    known = seal_store().public_keys()
+    if known and signer().public.line not in known:
+        raise ExportError("This machine's key has sealed nothing here: set ENGINE_SEALING_KEY.")
+    records = {one.log: one for one in sealed_logs()}[log]
+    return Source(settings.CLUSTER_ID, records, seal_store(), signer(), clock())
+
+
+async def checkpoints_on_bus() -> dict[str, list[str]]:
+    """The newest checkpoint of each log that the bus holds; raises BusUnavailable."""
+    bus = await connect(settings.NATS_URL, settings.NATS_CREDS, "verify", timeout_s=5)
+    try:
+        found = {log: await CheckpointStream(bus).last(log) for log in LOGS}
+    finally:
+        await bus.close()
+    return {log: [note] if note else [] for log, note in found.items()}
+
+
+def check_store(keys: Sequence[PublicKey] = (), elsewhere: Copies | None = None) -> Checked:
+    """Everything stored against chain, seals and copies. ``keys`` are trusted beside our own;
+    ``elsewhere``: more copies of checkpoints than the files beside the data."""
+    trusted = [signer().public, *keys]
+    copies = {"the file beside the data": checkpoint_files().notes, **(elsewhere or {})}
+    return check_everything(
+        sealed_logs(),
+        seal_store(),
+        trusted,
+        copies,
+        unreadable=(StoreUnavailable, DatabaseError, UnicodeError),
+        also=[usage_findings, file_findings],
+    )
+
+
+def sealer(successor: Signer | None = None) -> Sealer:
+    """Signs with the key, and with its ``successor`` too if there is one."""
+    signers = [signer(), successor] if successor else [signer()]
+    return Sealer(settings.CLUSTER_ID, seal_store(), signers, clock(), checkpoint_files())
 
 
 @cache

@@ -86,11 +86,20 @@ def migrated_file(django_db_blocker) -> Path:  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def database(migrated_file: Path, tmp_path: Path, django_db_blocker) -> Iterator[Path]:  # type: ignore[no-untyped-def]
-    """Django's default database is a fresh file for this test; its path."""
-    path = tmp_path / "engine.sqlite3"
+    """Django's default database is a fresh file for this test, alone in its data folder; its path.
+
+    Keys and the copies of checkpoints lie beside it, so they too are of this test.
+    """
+    from django.conf import settings
+
+    path, before = tmp_path / "engine.sqlite3", settings.DATA_DIR
     shutil.copy(migrated_file, path)
-    with django_db_blocker.unblock(), pointed_at(path):
-        yield path
+    settings.DATA_DIR = tmp_path
+    try:
+        with django_db_blocker.unblock(), pointed_at(path):
+            yield path
+    finally:
+        settings.DATA_DIR = before
 
 
 @pytest.fixture(autouse=True)

@@ -47,6 +47,9 @@ class Environment(BaseSettings):
         default="",
         description="JSON by tier: requests_per_minute, tokens_per_minute, max_open.",
     )
+    sealing_key: Path | None = Field(
+        default=None, description="File with the key that signs checkpoints; empty: in data_dir."
+    )
     jwt_issuers: Path | None = Field(default=None, description="JSON file of trusted JWT issuers.")
     https: bool = Field(default=False, description="Served over TLS: secure cookies, HSTS.")
     operator_tenant: str = Field(

@@ -108,6 +108,7 @@ CHANNEL_LAYERS = {
     if ENV.redis_url
     else {"BACKEND": "channels.layers.InMemoryChannelLayer"}
 }
+SEALING_KEY = ENV.sealing_key
 OPERATOR_TENANT = ENV.operator_tenant
 CLI_ROLE = ENV.cli_role
 GATEWAY_URL = ENV.public_gateway_url()

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import httpx
 from nats.aio.msg import Msg
@@ -15,7 +16,7 @@ from controlplane.adapters.memory import MemoryEventStore
 from controlplane.adapters.natsbus.connection import Bus
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ingest import Timings
-from controlplane.application.ports import EventMeta
+from controlplane.application.ports import EventMeta, EventStore
 from controlplane.application.project import LogFollower
 from controlplane.application.tasks import end_tasks
 from controlplane.domain import model, node
@@ -27,6 +28,7 @@ from controlplane.entrypoints.processes.controller import (
     ControllerSettings,
 )
 from controlplane.entrypoints.processes.controller_server import probes_of
+from controlplane.entrypoints.processes.sealing import Sealing
 from gpuagent.wire.codec import decode, encode
 from gpuagent.wire.messages import (
     DesiredState,
@@ -48,7 +50,7 @@ GIB = 1024**3
 class NoReadModel:
     """Stands for the projector: the rows are not what these tests look at."""
 
-    def __init__(self, store: MemoryEventStore) -> None:
+    def __init__(self, store: EventStore) -> None:
         self._follower = LogFollower(store, 0, lambda recorded: None)
 
     def catch_up(self, limit: int = 1000) -> int:
@@ -60,10 +62,10 @@ class Plane:
 
     def __init__(self, server: NatsServer) -> None:
         self.server, self.clock = server, SystemClock()
-        self.store = MemoryEventStore(self.clock)
+        self.store: EventStore = MemoryEventStore(self.clock)
         self.handler = CommandHandler(self.store, self.clock)
 
-    def controller(self, **changes: object) -> Controller:
+    def controller(self, sealing: Sealing | None = None, **changes: object) -> Controller:
         settings = ControllerSettings(
             self.server.url, self.server.control_creds, "test", FAST, lease_s=2.0, round_s=0.2,
             verify_s=0.5,
@@ -74,10 +76,11 @@ class Plane:
             CommandHandler(self.store, self.clock),
             self.clock,
             NoReadModel(self.store),
+            sealing=sealing,
         )
 
     @asynccontextmanager
-    async def running(self, **changes: object) -> AsyncIterator[Controller]:
+    async def running(self, **changes: Any) -> AsyncIterator[Controller]:
         controller, stop = self.controller(**changes), asyncio.Event()
         task = asyncio.create_task(controller.run(stop))
         try:

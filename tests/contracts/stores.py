@@ -55,26 +55,31 @@ def postgres_stores(name: str) -> Iterator[Stores]:
         with connections["default"].cursor() as cursor:
             cursor.execute(
                 "ALTER TABLE eventstore_event DISABLE TRIGGER ALL;"
+                "ALTER TABLE ledger_checkpoint DISABLE TRIGGER ALL;"
                 # Not TRUNCATE: new files for each of the tables, synced, take a second.
                 f"{''.join(f'DELETE FROM {table};' for table in _tables())}"
-                "ALTER TABLE eventstore_event ENABLE TRIGGER ALL"
+                "ALTER TABLE eventstore_event ENABLE TRIGGER ALL;"
+                "ALTER TABLE ledger_checkpoint ENABLE TRIGGER ALL"
             )
         with _django_stores("postgres") as stores:
             yield stores
 
 
 def _tables() -> list[str]:
-    owned = (apps.get_app_config(label).get_models() for label in ("eventstore", "readmodel"))
+    owned = (
+        apps.get_app_config(label).get_models() for label in ("eventstore", "ledger", "readmodel")
+    )
     return [model._meta.db_table for models in owned for model in models]
 
 
 @contextmanager
 def migrated_postgres() -> Iterator[str]:
-    """The name of a scratch database with the log's and the read model's tables; then dropped."""
+    """The name of a scratch database with log, ledger and read model; then dropped."""
     name = f"engine_test_{uuid.uuid4().hex[:12]}"
     with scratch_postgres(name):
         with django_pointed_at(postgres_settings(name)):
             call_command("migrate", "eventstore", verbosity=0)
+            call_command("migrate", "ledger", verbosity=0)
             call_command("migrate", "readmodel", verbosity=0)
         yield name
 

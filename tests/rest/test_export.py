@@ -1,17 +1,19 @@
 """An export is whole and says so, is safe in a spreadsheet, and shows a tenant only itself."""
 
 import csv
-import hashlib
 import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 
-from controlplane.adapters.export.formats import Export
+from controlplane import bootstrap
+from controlplane.adapters.export.formats import FORMATS
 from controlplane.adapters.ledger.models import Head, InferenceRequest
+from controlplane.application.notes import Signer, parse_key
+from controlplane.verify import verify_export
 from tests.rest.conftest import Api, position_of
 from tests.rest.test_bad_input import problem
 
@@ -28,31 +30,48 @@ def api(admin: Api) -> Api:
     return admin
 
 
-def test_jsonl_holds_every_event_as_the_api_shows_it(api: Api) -> None:
+def test_jsonl_holds_every_event_as_it_is_stored(api: Api) -> None:
+    """All that the events page shows, and beside it what the hash chain and the leaf cover."""
     answer = api.get("exports/audit/")
     lines = [json.loads(line) for line in content(answer).splitlines()]
-    assert lines == api.get("events/?limit=1000").json()["results"]
+    shown = api.get("events/?limit=1000").json()["results"]
+    for line, event in zip(lines, shown, strict=True):
+        assert line["data"].pop("type") == event["type"]
+        assert {name: line[name] for name in event} == event
     assert position_of(answer) == 2
     assert answer["Content-Disposition"] == 'attachment; filename="events-0-2.jsonl"'
 
 
-def test_the_manifest_is_of_exactly_that_file(api: Api) -> None:
-    for kind in ("jsonl", "csv"):
-        path = f"exports/audit/?format={kind}&after=1&upto=2"
-        data = content(api.get(path))
-        api.post("tenants/", {"name": f"later-{kind}"})
-        manifest = api.get(f"{path}&manifest=true").json()
-        assert manifest["sha256"] == hashlib.sha256(data).hexdigest()
-        bounds = (manifest["count"], manifest["first_position"], manifest["last_position"])
-        assert bounds == (1, 2, 2)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_and_its_manifest_verify_offline(api: Api, tmp_path: Path, kind: str) -> None:
+    """Downloaded one after the other, with a write in between, and checked with the public key."""
+    path, folder = f"exports/audit/?format={kind}&after=1&upto=2", tmp_path / "out"
+    folder.mkdir()
+    answer = api.get(path)
+    (folder / f"events-1-2.{kind}").write_bytes(content(answer))
+    api.post("tenants/", {"name": f"later-{kind}"})
+    signed = api.get(f"{path}&manifest=true")
+    (folder / "manifest.json").write_bytes(signed.content)
+    bootstrap.sealer().step(bootstrap.sealed_logs(), now=True)
+    (key,) = api.get("checkpoints/keys/").json()["keys"]
+    verified = verify_export(folder, [parse_key(key)])
+    manifest = signed.json()["manifest"]
+    assert verified.manifest.rows == manifest["rows"] == 1
+    assert (manifest["first_position"], manifest["last_position"]) == (2, 2)
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
-def test_a_spreadsheet_runs_nothing_of_a_csv(start: str) -> None:
-    record = {"position": 1, "text": f"{start}cmd|' /C calc'!A0", "number": -1.5, "data": {"a": 1}}
-    export = Export("csv", ("position", "text", "number", "data"))
-    rows = list(csv.reader(io.StringIO(b"".join(export.chunks([record])).decode(), newline="")))
-    assert rows[1] == ["1", f"'{record['text']}", "-1.5", '{"a":1}']
+def test_what_cannot_be_exported_is_said(api: Api) -> None:
+    assert problem(api.get("exports/audit/?tenant=nope"), 404) == "tenant_not_found"
+    assert problem(api.get("exports/audit/?type=Nonsense"), 400) == "invalid_type"
+    assert problem(api.get("exports/audit/?since=yesterday"), 400) == "invalid_number"
+    assert problem(api.get("exports/audit/?format=xml"), 400) == "invalid_choice"
+
+
+def test_filters_by_type_and_time(api: Api) -> None:
+    everything = content(api.get("exports/audit/?type=TenantCreated,TenantDeleted&since=1"))
+    assert everything.count(b"\n") == 2
+    assert content(api.get("exports/audit/?type=TenantDeleted")) == b""
+    assert content(api.get("exports/audit/?until=1")) == b""
 
 
 def test_reasons_typed_by_people_are_harmless_in_csv_and_unchanged_in_jsonl(api: Api) -> None:
@@ -60,6 +79,8 @@ def test_reasons_typed_by_people_are_harmless_in_csv_and_unchanged_in_jsonl(api:
     assert [row["reason"] for row in rows] == ['\'=HYPERLINK("http://evil")'] * 2
     lines = content(api.get("exports/audit/")).splitlines()
     assert json.loads(lines[0])["reason"] == '=HYPERLINK("http://evil")'
+    plain = content(api.get("exports/audit/?format=csv&formula_safe=false"))
+    assert b'"=HYPERLINK(' in plain and b"'=" not in plain
 
 
 def record(number: int, tenant_id: str, outcome: str) -> None:
@@ -70,7 +91,8 @@ def record(number: int, tenant_id: str, outcome: str) -> None:
         gateway="g", position=number if outcome else None, outcome=outcome, num_output_tokens=4,
         price=150_000_000 if outcome else 0, price_output=600_000,
     )  # fmt: skip
-    Head.objects.update_or_create(pk=1, defaults={"position": number})
+    if outcome:
+        Head.objects.update_or_create(pk=1, defaults={"position": number})
 
 
 def test_ended_requests_are_exported_and_listed(api: Api) -> None:
@@ -84,7 +106,7 @@ def test_ended_requests_are_exported_and_listed(api: Api) -> None:
         ("req-1", 1),
         ("req-2", 2),
     ]
-    assert [(line["price"], line["price_output"]) for line in lines] == [("0.00015", "0.6")] * 2
+    assert [(line["price"], line["price_output"]) for line in lines] == [(150_000_000, 600_000)] * 2
     acme = content(api.get("exports/audit/?what=requests&tenant=acme"))
     assert acme.count(b"\n") == 1 and b"globex" not in acme
     listed = api.get("requests/?limit=2").json()
@@ -93,7 +115,7 @@ def test_ended_requests_are_exported_and_listed(api: Api) -> None:
     ends = (running["outcome"], running["num_output_tokens"], running["price"])
     assert ends == ("running", None, None)
     table = content(api.get("exports/audit/?what=requests&format=csv")).decode()
-    assert [row["price"] for row in csv.DictReader(io.StringIO(table))] == ["0.00015"] * 2
+    assert [row["price"] for row in csv.DictReader(io.StringIO(table))] == ["150000000"] * 2
     rest = api.get(listed["next"].removeprefix("/api/v1/")).json()
     assert [one["request_id"] for one in rest["results"]] == ["req-1"] and rest["next"] is None
     for query, expected in (
@@ -120,7 +142,27 @@ def test_a_range_is_bounded_over_http_and_not_on_the_command_line(
     monkeypatch.setattr("controlplane.entrypoints.rest.exporting.MAX_RANGE", 1)
     assert problem(api.get("exports/audit/"), 400) == "range_too_large"
     assert api.get("exports/audit/?after=1").status_code == 200
-    call_command("export_audit", "--format", "csv", "--out", str(tmp_path), verbosity=0)
-    data = (tmp_path / "events-0-2.csv").read_bytes()
-    manifest = json.loads((tmp_path / "events-0-2.manifest.json").read_text())
-    assert manifest["sha256"] == hashlib.sha256(data).hexdigest() and manifest["count"] == 2
+    out = tmp_path / "out"
+    call_command("export_audit", "--format", "csv", "--out", str(out), stdout=io.StringIO())
+    verified = verify_export(out, [bootstrap.signer().public])
+    assert verified.manifest.rows == 2 == verified.sealed
+
+
+def test_the_command_refuses_what_does_not_exist(api: Api, tmp_path: Path) -> None:
+    for option in ("--tenant=nope", "--type=Nonsense"):
+        with pytest.raises(
+            CommandError, match=r"There is no (tenant|event type) '?N?n?ope|Nonsense"
+        ):
+            call_command("export_audit", "--out", str(tmp_path / "out"), option)
+    with pytest.raises(CommandError, match="no way to ftp"):
+        call_command("export_audit", "--out", "ftp://x")
+
+
+def test_a_machine_with_another_key_signs_no_export(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key has sealed nothing here, so nobody could check its signature."""
+    bootstrap.sealer().step(bootstrap.sealed_logs(), now=True)
+    monkeypatch.setattr(bootstrap, "signer", lambda: Signer.generate("engine"))
+    answer = api.get("exports/audit/")
+    assert (answer.status_code, answer.json()["code"]) == (503, "export_unavailable")

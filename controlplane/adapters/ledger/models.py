@@ -101,3 +101,59 @@ class Gateway(models.Model):
 
     class Meta:
         db_table = "ledger_gateway"
+
+
+class Checkpoint(models.Model):
+    """A sealed segment of a log and the signed note that seals it; never changed."""
+
+    log = models.CharField(max_length=16)
+    first = models.BigIntegerField()
+    size = models.BigIntegerField()
+    note = models.TextField()
+    # The signed mark of a segment whose rows were put into an archive and removed here.
+    archive = models.TextField(default="")
+
+    class Meta:
+        db_table = "ledger_checkpoint"
+        constraints = (
+            models.UniqueConstraint(fields=("log", "size"), name="ledger_checkpoint_size"),
+            # Of two that seal at once one fails here.
+            models.UniqueConstraint(fields=("log", "first"), name="ledger_checkpoint_first"),
+        )
+
+
+class Tile(models.Model):
+    """Up to 256 hashes of a log's Merkle tree; see ``application.tiles``."""
+
+    log = models.CharField(max_length=16)
+    level = models.IntegerField()
+    index = models.BigIntegerField()
+    hashes = models.BinaryField()
+
+    class Meta:
+        db_table = "ledger_tile"
+        constraints = (
+            models.UniqueConstraint(fields=("log", "level", "index"), name="ledger_tile_place"),
+        )
+
+
+class SealingKey(models.Model):
+    """A public key that has signed here, as ``notes`` writes it."""
+
+    line = models.CharField(max_length=255, primary_key=True)
+    at = models.FloatField()
+
+    class Meta:
+        db_table = "ledger_sealing_key"
+
+
+class Verification(models.Model):
+    """What a check of everything found; ``report`` is JSON."""
+
+    at = models.FloatField()
+    actor = models.CharField(max_length=255)
+    intact = models.BooleanField()
+    report = models.TextField()
+
+    class Meta:
+        db_table = "ledger_verification"

@@ -4,6 +4,7 @@
 
     lease      take or keep the lease; its epoch grows with each change of holder
     project    fold new events into the read model; new events wake the others
+    seal       sign checkpoints of the log and the ledger, and copy them
     act        ingest -> reconcile -> publish, in this order, on one thread's view of the fleet
 
 Every loop takes no arguments: a message or an event only wakes it, and it also runs every second.
@@ -53,6 +54,7 @@ from controlplane.application.project import LogFollower
 from controlplane.application.publish import VERIFY_S, Publisher
 from controlplane.application.reconcile import Reconciler
 from controlplane.application.tasks import end_tasks
+from controlplane.entrypoints.processes.sealing import Sealing
 
 MAX_PLANS = 8  # in one round: evictions and joins settle in one or two
 
@@ -104,10 +106,11 @@ class Controller:
         clock: Clock,
         read_model: ReadModel,
         reconnect_database: Callable[[], None] = lambda: None,
+        sealing: Sealing | None = None,
     ) -> None:
         self.settings, self._store, self._clock = settings, store, clock
         self._handler, self._read_model = handler, read_model
-        self._reconnect_database = reconnect_database
+        self._reconnect_database, self.sealing = reconnect_database, sealing
         self.state, self.loads = FleetState(), FleetLoads()
         self.ingest = Ingest(handler, clock, self.state, self.loads, settings.timings)
         self.reconciler = Reconciler(handler, clock, self.state, self.loads)
@@ -118,7 +121,7 @@ class Controller:
         self.lease: Lease | None = None
         self._lease_until = 0.0
         self.projected, self.head = 0, 0
-        self.stats = {name: LoopStats() for name in ("lease", "project", "act")}
+        self.stats = {name: LoopStats() for name in ("lease", "project", "act", "seal")}
         self.events: Counter[str] = Counter()  # all in the log, by type
         self._planned: tuple[int, float] = (-1, 0.0)  # log position and time of the last plan
         self._wake = asyncio.Event()
@@ -133,6 +136,7 @@ class Controller:
         loops = [
             asyncio.create_task(self._repeat("lease", self._keep_lease, self.settings.lease_s / 4)),
             asyncio.create_task(self._repeat("project", self._project, self.settings.poll_s)),
+            asyncio.create_task(self._repeat("seal", self._seal, self.settings.round_s)),
             asyncio.create_task(self._act_loop()),
         ]
         await stop.wait()
@@ -213,6 +217,15 @@ class Controller:
         while self.leads and self.projected < self.head:
             self.projected = await self._on("project", self._read_model.catch_up)
 
+    # --- sealing --------------------------------------------------------------------------------
+    async def _seal(self) -> None:
+        """Sign what is due and copy it to the bus, if there is one just now."""
+        if self.sealing is None or not self.leads:
+            return
+        await self._on("seal", self.sealing.step)
+        if self.bus is not None and self.bus.connected:
+            await self.sealing.copy_to(self.bus, lambda read: self._on("seal", read))
+
     # --- ingest, reconcile, publish -------------------------------------------------------------
     async def _act_loop(self) -> None:
         await self._connect()
@@ -244,6 +257,8 @@ class Controller:
         self.ingest.listen_anew()
         if self.publisher is not None:
             self.publisher.verify_soon()
+        if self.sealing is not None:
+            self.sealing.forget_bus()
         self._wake.set()
 
     def _on_load(self, load: NodeLoad) -> None:

@@ -29,6 +29,7 @@ class ControllerMetrics(Collector):
         yield from self._loops()
         yield from self._fleet()
         yield from self._desired()
+        yield from self._sealed()
         yield from self._bus()
         yield from self._devices()
 
@@ -88,6 +89,18 @@ class ControllerMetrics(Collector):
         yield _gauge("desired_unacknowledged_seconds", text, max(ages.values(), default=0.0))
         written = {"written": publisher.num_written if publisher else 0}
         yield _counter("desired_states", "Desired states written.", "outcome", written)
+
+    def _sealed(self) -> Iterable[Metric]:
+        sealing = self._controller.sealing
+        last = dict(sealing.last) if sealing else {}
+        sizes = Counter({log: one.size for log, one in last.items()})
+        yield _labelled("sealed_records", "Records under the newest checkpoint.", "log", sizes)
+        family = GaugeMetricFamily(
+            "engine_checkpoint_time_seconds", "Unix time of the newest checkpoint.", labels=["log"]
+        )
+        for log, one in sorted(last.items()):
+            family.add_metric([log], one.at)
+        yield family
 
     def _bus(self) -> Iterable[Metric]:
         bus, subscriber = self._controller.bus, self._controller.subscriber

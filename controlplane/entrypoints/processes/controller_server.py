@@ -15,6 +15,7 @@ from controlplane.entrypoints.processes.controller import (
 )
 from controlplane.entrypoints.processes.controller_metrics import CONTENT_TYPE, ControllerMetrics
 from controlplane.entrypoints.processes.probes import Probes, json_page
+from controlplane.entrypoints.processes.sealing import Sealing
 
 log = structlog.get_logger("controller")
 
@@ -34,6 +35,7 @@ async def _run(settings: ControllerSettings, host: str, port: int, port_file: Pa
         bootstrap.clock(),
         bootstrap.projector(),
         connections.close_all,
+        Sealing(bootstrap.sealer(), bootstrap.seal_store(), bootstrap.sealed_logs()),
     )
     probes = probes_of(controller)
     bound = await probes.start(host, port)

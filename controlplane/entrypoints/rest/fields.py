@@ -12,6 +12,7 @@ from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail, ValidationError
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,9})?", re.ASCII)
 MAX_POSITION = 2**63 - 1
 
 
@@ -115,6 +116,15 @@ class QueryInteger(serializers.IntegerField):
         if not self.low <= value <= self.high:
             raise refuse(self.code, f"An integer from {self.low} to {self.high}.")
         return value
+
+
+class QueryNumber(serializers.FloatField):
+    """A plain decimal number; anything else is ``invalid_number``."""
+
+    def to_internal_value(self, data: Any) -> float:
+        if not _DECIMAL.fullmatch(str(data)):
+            raise refuse("invalid_number", "A number, such as 1700000000.5.")
+        return float(data)
 
 
 def limit_field(default: int = 100, high: int = 1000) -> QueryInteger:

@@ -11,7 +11,7 @@ from controlplane.application.ports import EventMeta, RecordedEvent
 from controlplane.domain import money
 from controlplane.domain.errors import NotFound
 from controlplane.domain.event_types import decode
-from controlplane.entrypoints.rest.events import event_json, visible
+from controlplane.entrypoints.rest.events import event_json
 
 Json = dict[str, Any]
 
@@ -134,17 +134,3 @@ def export_head(what: str) -> int:
     if what == "events":
         return bootstrap.event_store().head().position
     return Head.objects.values_list("position", flat=True).first() or 0
-
-
-def export_batch(
-    what: str, after: int, upto: int, limit: int, tenant_id: str | None
-) -> tuple[list[Json], int]:
-    """At most ``limit`` records after ``after``, and the position to go on from."""
-    if what == "events":
-        recorded = bootstrap.event_store().read_all(after, limit, upto)
-        shown = [event_json(one) for one in recorded if visible(one.stream, tenant_id)]
-        return shown, recorded[-1].position if recorded else upto
-    rows = _of_tenant(tenant_id).filter(position__gt=after, position__lte=upto)
-    batch = list(rows.order_by("position")[:limit])
-    last = batch[-1].position if len(batch) == limit else None
-    return [request_json(row) for row in batch], upto if last is None else last

@@ -2,7 +2,15 @@
 
 from django.urls import URLPattern, path
 
-from controlplane.entrypoints.rest.views import audit, catalog, fleet, keys, session, tenants
+from controlplane.entrypoints.rest.views import (
+    audit,
+    catalog,
+    fleet,
+    keys,
+    proof,
+    session,
+    tenants,
+)
 
 urlpatterns: list[URLPattern] = [
     path("session/", session.Session.as_view()),
@@ -42,5 +50,10 @@ urlpatterns: list[URLPattern] = [
     path("requests/", audit.Requests.as_view()),
     path("requests/<str:request_id>/", audit.InferenceRequest.as_view()),
     path("exports/audit/", audit.AuditExport.as_view()),
+    path("checkpoints/", proof.Checkpoints.as_view()),
+    path("checkpoints/keys/", proof.SealingKeys.as_view()),
+    path("checkpoints/inclusion/", proof.Inclusion.as_view()),
+    path("checkpoints/consistency/", proof.Consistency.as_view()),
+    path("verification/", proof.Verification.as_view()),
     path("apply/", catalog.Apply.as_view()),
 ]

@@ -4,7 +4,15 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.entrypoints.rest.fields import Choice, Query, Text, limit_field, position_field
+from controlplane.adapters.export.formats import FORMATS
+from controlplane.entrypoints.rest.fields import (
+    Choice,
+    Query,
+    QueryNumber,
+    Text,
+    limit_field,
+    position_field,
+)
 
 OUTCOMES = ("running", "ok", "cancelled", "error", "timeout", "unknown")
 
@@ -79,14 +87,23 @@ class RequestQuery(Query):
 
 
 class ExportQuery(Query):
-    format = Choice(("jsonl", "csv"), required=False, default="jsonl")
+    format = Choice(FORMATS, required=False, default="jsonl")
     what = Choice(("events", "requests"), required=False, default="events")
     after = position_field(default=0)
     upto = position_field()
     tenant = Text(required=False)
+    type = Text(required=False, help_text="Event types, or endpoints of requests; with commas.")
+    since = QueryNumber(required=False, help_text="Unix seconds, inclusive.")
+    until = QueryNumber(required=False, help_text="Unix seconds, exclusive.")
+    formula_safe = Choice(
+        ("true", "false"),
+        required=False,
+        default="true",
+        help_text="CSV: a ' before text that a spreadsheet would run; the manifest records it.",
+    )
     manifest = Choice(
         ("true", "false"),
         required=False,
         default="false",
-        help_text="Answer with count, first and last position and SHA-256 of that file instead.",
+        help_text="Answer with the signed manifest of that file instead.",
     )

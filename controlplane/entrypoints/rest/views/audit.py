@@ -1,6 +1,7 @@
 """The event log and the inference ledger, read and exported."""
 
 from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -8,6 +9,7 @@ from controlplane.entrypoints.rest import exporting, ledger_reading
 from controlplane.entrypoints.rest.documenting import page_of, read
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import audit as shapes
+from controlplane.entrypoints.rest.serializers.proof import SignedManifestSerializer
 from controlplane.entrypoints.rest.views.base import ApiView, page_link, tenant_filter
 from controlplane.entrypoints.rest.writing import query_of
 
@@ -59,7 +61,12 @@ class AuditExport(ApiView):
 
     @read(
         "audit_export",
-        {(200, "application/x-ndjson"): str, (200, "text/csv"): str},
+        {
+            (200, "application/json"): SignedManifestSerializer,
+            (200, "application/x-ndjson"): str,
+            (200, "text/csv"): str,
+            (200, "application/vnd.apache.parquet"): OpenApiTypes.BINARY,
+        },
         shapes.ExportQuery,
     )
     def get(self, request: Request) -> HttpResponseBase:

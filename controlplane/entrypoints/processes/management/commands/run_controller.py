@@ -16,7 +16,7 @@ class Command(RuledCommand):
     """Works until SIGTERM. Of several, one leads and the others stand by."""
 
     rule = Rule(WRITE, "system")
-    help = "Project, ingest, reconcile and publish."
+    help = "Project, ingest, reconcile, publish and seal."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default="127.0.0.1", help="where /metrics is served")

@@ -1,0 +1,87 @@
+"""RFC 4180, safe to open in a spreadsheet, and still reversible.
+
+A text cell that a spreadsheet would run as a formula gets a ``'`` in front, and so does one that
+starts with a ``'`` already, so that a reader takes exactly one away::
+
+    =HYPERLINK(…)   ->   '=HYPERLINK(…)         'quoted   ->   ''quoted
+
+``formula_safe=False`` leaves cells as they are; the manifest says which it was. Absent numbers are
+empty cells.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+from controlplane.application.exports import Row, row_fields
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
+
+csv.field_size_limit(2**31 - 1)
+
+
+class Csv:
+    name = "csv"
+    content_type = "text/csv; charset=utf-8"
+
+    def __init__(self, log: str, formula_safe: bool = True) -> None:
+        self._safe, fields = formula_safe, row_fields(log)
+        self._names = [name for name, _ in fields]
+        self._write = [self._writer(kind) for _, kind in fields]
+        self._read = [self._reader(kind) for _, kind in fields]
+
+    def start(self) -> bytes:
+        return _lines([self._names])
+
+    def rows(self, rows: Sequence[Row]) -> bytes:
+        return _lines([[f(v) for f, v in zip(self._write, row, strict=True)] for row in rows])
+
+    def end(self) -> bytes:
+        return b""
+
+    def read(self, content: BinaryIO) -> Iterator[Row]:
+        text = io.TextIOWrapper(content, encoding="utf-8", newline="")
+        try:
+            lines = csv.reader(text, strict=True)
+            if next(lines, None) != self._names:
+                raise ValueError("the header is another one")
+            for cells in lines:
+                yield tuple(f(cell) for f, cell in zip(self._read, cells, strict=True))
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
+        finally:
+            text.detach()
+
+    def _writer(self, kind: str) -> Callable[[Any], Any]:
+        if kind == "json":
+            return lambda value: value.decode()
+        return self._defanged if kind.startswith("text") else _same
+
+    def _reader(self, kind: str) -> Callable[[str], Any]:
+        if kind == "text?":
+            return lambda cell: self._undone(cell) or None
+        kinds: dict[str, Callable[[str], Any]] = {
+            "int": int,
+            "float": float,
+            "float?": lambda cell: float(cell) if cell else None,
+            "text": self._undone,
+            "json": str.encode,
+        }
+        return kinds[kind]
+
+    def _defanged(self, text: str | None) -> str | None:
+        return f"'{text}" if self._safe and text and text.startswith(FORMULA_STARTS) else text
+
+    def _undone(self, cell: str) -> str:
+        return cell[1:] if self._safe and cell.startswith("'") else cell
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _lines(rows: Sequence[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerows(rows)
+    return text.getvalue().encode()
