@@ -22,6 +22,70 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/checkpoints/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["checkpoints_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/checkpoints/consistency/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["checkpoints_consistency"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/checkpoints/inclusion/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["checkpoints_inclusion"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/checkpoints/keys/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["checkpoints_keys"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/decisions/": {
         parameters: {
             query?: never;
@@ -617,6 +681,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/verification/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["verification_retrieve"];
+        put?: never;
+        post: operations["verification_start"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -705,6 +785,27 @@ export interface components {
             score: number;
             terms: components["schemas"]["ScoreTerm"][];
         };
+        /** @description A signed checkpoint of a log: its size and Merkle root at a time. */
+        Checkpoint: {
+            log: components["schemas"]["LogEnum"];
+            /** @description Records it covers, from the first. */
+            size: number;
+            /** @description First position of the segment that it adds. */
+            first: number;
+            /** @description RFC 6962 root over all of them. */
+            root: string;
+            /** Format: double */
+            at: number;
+            /** @description The shape of the segment's records. */
+            record: string;
+            /** @description C2SP signed note, to be checked with a public key. */
+            note: string;
+        };
+        CheckpointPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Checkpoint"][];
+        };
         /** @description A request body: an object with known fields only. */
         Colocation: {
             labels?: string[];
@@ -720,6 +821,15 @@ export interface components {
             anti_affinity?: string[];
             /** @default shared */
             isolation: string;
+        };
+        /** @description RFC 6962 consistency proof: the first tree is the beginning of the second. */
+        Consistency: {
+            path: string[];
+            log: components["schemas"]["LogEnum"];
+            first: number;
+            second: number;
+            first_root: string;
+            second_root: string;
         };
         Decision: {
             decision_id: string;
@@ -771,11 +881,61 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Event"][];
         };
+        ExportFile: {
+            name: string;
+            sha256: string;
+        };
+        ExportFilters: {
+            after: number;
+            tenant: string | null;
+            types: string[];
+            /** Format: double */
+            since: number | null;
+            /** Format: double */
+            until: number | null;
+        };
+        ExportPart: {
+            name: string;
+            rows: number;
+            first_row: number;
+            first_position: number;
+            last_position: number;
+            bytes: number;
+            sha256: string;
+        };
+        /** @description The log's Merkle tree and hash chain where an export without filters starts. */
+        ExportStart: {
+            peaks: string[];
+            size: number;
+            chain: string;
+        };
         FieldError: {
             /** @description JSON pointer into the body. */
             pointer: string;
             detail: string;
             code: string;
+        };
+        /** @description The first thing found wrong. */
+        Finding: {
+            log: string;
+            position: number;
+            record_id: string;
+            check: string;
+            detail: string;
+        };
+        /** @description RFC 6962 audit path: from ``SHA-256(0x00 || record)`` to the root. */
+        Inclusion: {
+            path: string[];
+            log: components["schemas"]["LogEnum"];
+            /** @description The leaf's index is one less. */
+            position: number;
+            size: number;
+            /** @description The canonical bytes that the leaf hashes. */
+            record: string;
+            leaf: string;
+            root: string;
+            /** @description Of that size, if there is one. */
+            checkpoint: components["schemas"]["Checkpoint"] | null;
         };
         /** @description ``secret`` is shown this once; a replay by Idempotency-Key says null. */
         IssuedKey: {
@@ -848,12 +1008,45 @@ export interface components {
          * @enum {string}
          */
         KvCacheDtypeEnum: "auto" | "float32" | "bfloat16" | "int8";
+        /**
+         * @description * `events` - events
+         *     * `requests` - requests
+         * @enum {string}
+         */
+        LogEnum: "events" | "requests";
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         LoginOrderRequest: {
             /** @description Kept in the audit. */
             reason?: string;
             username: string;
             password: string;
+        };
+        Manifest: {
+            peaks: string[];
+            /** @description export/1 */
+            version: string;
+            installation: string;
+            log: components["schemas"]["LogEnum"];
+            format: string;
+            filters: components["schemas"]["ExportFilters"];
+            /** Format: double */
+            created_at: number;
+            /** @description How far the log was looked through. */
+            upto: number;
+            /** @description How far it was meant to be. */
+            target: number;
+            complete: boolean;
+            rows: number;
+            /** @description 0 if there is no row. */
+            first_position: number;
+            last_position: number;
+            /** @description RFC 6962 root over the rows' leaves. */
+            root: string;
+            start: components["schemas"]["ExportStart"] | null;
+            /** @description CSV text cells cannot run as formulas. */
+            formula_safe: boolean;
+            parts: components["schemas"]["ExportPart"][];
+            files: components["schemas"]["ExportFile"][];
         };
         Model: {
             name: string;
@@ -972,6 +1165,15 @@ export interface components {
             detail: string;
             request_id: string;
             errors: components["schemas"]["FieldError"][];
+        };
+        ProvedLog: {
+            log: components["schemas"]["LogEnum"];
+            head: number;
+            sealed: number;
+            root: string;
+            num_checkpoints: number;
+            checked: number;
+            archives: string[];
         };
         /**
          * @description * `none` - none
@@ -1158,12 +1360,20 @@ export interface components {
             /** Format: double */
             value: number;
         };
+        SealingKeys: {
+            keys: string[];
+        };
         Session: {
             username: string;
             role: string;
             /** @description Empty: the whole fleet. */
             tenant_id: string;
             csrf_token: string;
+        };
+        /** @description What an export holds, and the signed note over its root and its SHA-256. */
+        SignedManifest: {
+            manifest: components["schemas"]["Manifest"];
+            note: string;
         };
         /**
          * @description * `none` - none
@@ -1262,6 +1472,21 @@ export interface components {
             code: string;
             reason: string;
             rejections: components["schemas"]["Rejection"][];
+        };
+        /** @description The last verification of everything stored; ``at`` null if there was none. */
+        Verification: {
+            /** @description One runs in this process now. */
+            running: boolean;
+            /** Format: double */
+            at: number | null;
+            actor: string | null;
+            intact: boolean | null;
+            logs: components["schemas"]["ProvedLog"][];
+            finding: components["schemas"]["Finding"] | null;
+            /** Format: double */
+            seconds: number | null;
+            /** Format: double */
+            records_per_second: number | null;
         };
         /** @description The specification, and how it stands in the fleet. */
         Version: {
@@ -1430,6 +1655,152 @@ export interface operations {
             };
         };
     };
+    checkpoints_list: {
+        parameters: {
+            query?: {
+                /** @description Sizes beyond this one (below it with order=desc). */
+                after?: number;
+                limit?: number;
+                /**
+                 * @description Both, if it is left out.
+                 *
+                 *     * `events` - events
+                 *     * `requests` - requests
+                 */
+                log?: "events" | "requests";
+                /**
+                 * @description * `asc` - asc
+                 *     * `desc` - desc
+                 */
+                order?: "asc" | "desc";
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    checkpoints_consistency: {
+        parameters: {
+            query: {
+                /** @description The older size. */
+                first: number;
+                /**
+                 * @description * `events` - events
+                 *     * `requests` - requests
+                 */
+                log?: "events" | "requests";
+                /** @description Default: newest. */
+                second?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Consistency"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    checkpoints_inclusion: {
+        parameters: {
+            query?: {
+                /**
+                 * @description * `events` - events
+                 *     * `requests` - requests
+                 */
+                log?: "events" | "requests";
+                /** @description Of the record; or give request_id. */
+                position?: number;
+                /** @description With log=requests. */
+                request_id?: string;
+                /** @description Of the tree; default: the newest checkpoint's. */
+                size?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Inclusion"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    checkpoints_keys: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SealingKeys"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     decisions_list: {
         parameters: {
             query?: {
@@ -1545,16 +1916,31 @@ export interface operations {
                 /**
                  * @description * `jsonl` - jsonl
                  *     * `csv` - csv
+                 *     * `parquet` - parquet
+                 *     * `ocsf` - ocsf
                  */
-                format?: "jsonl" | "csv";
+                format?: "jsonl" | "csv" | "parquet" | "ocsf";
                 /**
-                 * @description Answer with count, first and last position and SHA-256 of that file instead.
+                 * @description CSV: a ' before text that a spreadsheet would run; the manifest records it.
+                 *
+                 *     * `true` - true
+                 *     * `false` - false
+                 */
+                formula_safe?: "true" | "false";
+                /**
+                 * @description Answer with the signed manifest of that file instead.
                  *
                  *     * `true` - true
                  *     * `false` - false
                  */
                 manifest?: "true" | "false";
+                /** @description Unix seconds, inclusive. */
+                since?: number;
                 tenant?: string;
+                /** @description Event types, or endpoints of requests; with commas. */
+                type?: string;
+                /** @description Unix seconds, exclusive. */
+                until?: number;
                 upto?: number;
                 /**
                  * @description * `events` - events
@@ -1573,8 +1959,10 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
+                    "application/json": components["schemas"]["SignedManifest"];
                     "application/x-ndjson": string;
                     "text/csv": string;
+                    "application/vnd.apache.parquet": string;
                 };
             };
             "4XX": {
@@ -3358,6 +3746,60 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Ticket"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    verification_retrieve: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Verification"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    verification_start: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Verification"];
                 };
             };
             "4XX": {

@@ -33,11 +33,19 @@ export async function logOut(): Promise<void> {
   await body(client.DELETE("/api/v1/session/"));
 }
 
-type Resource = "tenant" | "key" | "budget" | "model" | "route" | "node" | "ticket";
+type Resource =
+  | "tenant"
+  | "key"
+  | "budget"
+  | "model"
+  | "route"
+  | "node"
+  | "ticket"
+  | "verification";
 
 const WRITES: Record<string, Resource[]> = {
-  admin: ["tenant", "key", "budget", "model", "route", "node", "ticket"],
-  operator: ["model", "route", "node", "ticket"],
+  admin: ["tenant", "key", "budget", "model", "route", "node", "ticket", "verification"],
+  operator: ["model", "route", "node", "ticket", "verification"],
   developer: ["key", "ticket"],
 };
 

@@ -30,6 +30,8 @@ export type Unplaced = Schemas["Unplaced"];
 export type Decision = Schemas["Decision"];
 export type LogEvent = Schemas["Event"];
 export type RequestRecord = Schemas["Request"];
+export type Checkpoint = Schemas["Checkpoint"];
+export type Verification = Schemas["Verification"];
 export type Ticket = Schemas["Ticket"];
 
 export interface Page<T> {

@@ -81,6 +81,11 @@ export class FakeBackend {
     const found = () => this.find(kind, id);
     if (kind === "status") return ok(this.status());
     if (kind === "audit") return this.page(this.audit(query), query, "after");
+    if (kind === "verification") return ok(this.state.verification);
+    if (kind === "checkpoints") {
+      const results = this.state.checkpoints.filter(({ log }) => !query.log || log === query.log);
+      return ok({ next: null, previous: null, results: results.slice(0, Number(query.limit)) });
+    }
     if (kind === "events") return this.page(this.events(query), query, "after");
     if (kind === "requests" && id) return ok(found());
     if (kind === "requests") return this.page(this.requests(query), query, "after");
@@ -172,6 +177,7 @@ export class FakeBackend {
   write(parts, request) {
     const [kind, id] = parts;
     if (kind === "tickets") return ok(this.ticket(), {}, 201);
+    if (kind === "verification") return ok(this.verify(), {}, 202);
     if (!id) return this.create(kind, request);
     const expected = request.headers["if-match"];
     const actual = this.versionOf(kind, id);
@@ -180,6 +186,15 @@ export class FakeBackend {
     }
     const [type, extra] = this.change(parts, request);
     return this.appended(kind, id, type, request.body ?? {}, extra);
+  }
+
+  /** At once, and with what a test has put there as `found`. */
+  verify() {
+    const finding = this.state.found ?? null;
+    const at = Date.now() / 1000;
+    const done = { at, actor: "user:admin", intact: finding === null, finding };
+    this.state.verification = { ...this.state.verification, ...done };
+    return this.state.verification;
   }
 
   ticket() {

@@ -358,6 +358,27 @@ export function newState() {
     },
     decisions: decisions(),
     audit: audit(),
+    checkpoints: [
+      {
+        log: "events",
+        size: 28,
+        first: 1,
+        root: "6c".repeat(32),
+        at: T0 + 3500,
+        record: "event/1",
+        note: "engine/events\n28\n",
+      },
+    ],
+    verification: {
+      running: false,
+      at: null,
+      actor: null,
+      intact: null,
+      logs: [],
+      finding: null,
+      seconds: null,
+      records_per_second: null,
+    },
     events: Array.from({ length: 30 }, (_, index) => event(index + 1)),
     requests: Array.from({ length: 12 }, (_, index) => requestRecord(12 - index)),
     versions: {}, // aggregate versions, by resource; absent means 1

@@ -12,6 +12,7 @@ import { Page } from "@/ui/Page";
 import { EventDrawer } from "./EventDrawer";
 import { EventFilterBar } from "./EventFilterBar";
 import { EventList } from "./EventList";
+import { ProofSection } from "./ProofSection";
 
 const route = getRouteApi("/app/events");
 
@@ -45,6 +46,7 @@ function FilteredEvents({ filters, open }: { filters: EventFilters; open: number
       sub="Everything that was decided and observed, newest first. The log only grows."
       actions={<PauseButton {...pause} />}
     >
+      <ProofSection />
       <EventFilterBar
         filters={filters}
         onChange={(change) => navigate({ search: { ...filters, ...change }, replace: true })}

@@ -77,8 +77,10 @@ function Health({ status }: { status: ClusterStatus }) {
 const EXPORTS = [
   ["events", "jsonl", "Events as JSONL"],
   ["events", "csv", "Events as CSV"],
+  ["events", "parquet", "Events as Parquet"],
   ["requests", "jsonl", "Requests as JSONL"],
   ["requests", "csv", "Requests as CSV"],
+  ["requests", "parquet", "Requests as Parquet"],
 ] as const;
 
 function Exports() {
