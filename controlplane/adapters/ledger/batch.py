@@ -15,7 +15,8 @@ budget by nothing.
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import date, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -38,7 +39,12 @@ class Cursor(Protocol):
 
 def day_of(at: float) -> str:
     """The UTC date of ``at`` (Unix seconds): ``day_of(0) == "1970-01-01"``."""
-    return datetime.fromtimestamp(at, UTC).date().isoformat()
+    return _date(int(at // 86_400))
+
+
+@lru_cache(64)
+def _date(days: int) -> str:
+    return (date(1970, 1, 1) + timedelta(days)).isoformat()
 
 
 def period_start(period: str, at: float) -> str:

@@ -74,7 +74,7 @@ class Encoder:
         contents = [message.content for message in messages]
         if not any(self._specials.search(content) for content in contents):
             rendered = self._render(messages, contents)
-            return tuple(self._marked.encode(rendered, add_special_tokens=False).ids)
+            return tuple(_ids(self._marked, rendered))
         return self._encode_apart(messages, contents)
 
     def _encode_apart(
@@ -88,7 +88,7 @@ class Encoder:
             tokenizer, text = (
                 (self._plain, contents[int(piece)]) if is_content else (self._marked, piece)
             )
-            ids += tokenizer.encode(text, add_special_tokens=False).ids
+            ids += _ids(tokenizer, text)
         return tuple(ids)
 
     def _render(self, messages: Sequence[ChatMessage], contents: Sequence[str]) -> str:
@@ -145,6 +145,13 @@ class Encoder:
                 "cannot fit.",
                 param,
             )
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids alone: working out the offsets as well takes half as long again."""
+    (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    found: list[int] = encoded.ids
+    return found
 
 
 def _special_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:

@@ -28,7 +28,6 @@ from controlplane.entrypoints.openai.parameters import (
 )
 from controlplane.entrypoints.openai.principals import Authenticator, Principal
 from controlplane.entrypoints.openai.request import Request
-from controlplane.entrypoints.openai.turns import Turns
 from controlplane.projections.base import Rows
 from controlplane.projections.catalog import Model
 
@@ -69,7 +68,6 @@ class Inference:
     ) -> None:
         self.serving, self.desk = serving, desk
         self.authenticator, self.metrics = authenticator, metrics
-        self._turns = Turns()
 
     async def chat(self, request: Request) -> None:
         await self._serve(request, "chat")
@@ -78,7 +76,6 @@ class Inference:
         await self._serve(request, "completions")
 
     async def _serve(self, request: Request, endpoint: str) -> None:
-        await self._turns.take()
         principal = await self.authenticator.from_header(request.headers.get(b"authorization"))
         latency_class = header_class(request.headers.get(b"x-latency-class"))
         parameters = await read_parameters(endpoint, await request.json_body())
@@ -150,6 +147,12 @@ class Inference:
         if call.client_gone:
             return
         last = await self._ending(request, call, writer)
+        await self._end(request, last)
+
+    async def _end(self, request: Request, last: bytes) -> None:
+        if not request.is_behind:  # a timer for nothing costs as much as the rest of an ending
+            await request.end(last)
+            return
         try:
             async with asyncio.timeout(SLOW_READER_S):
                 await request.end(last)

@@ -84,7 +84,10 @@ class NatsGenerator:
 
 
 _FIELDS = SamplingOptions.__struct_fields__
+_PLAIN = SamplingOptions()
 
 
 def _sampling(options: SamplingOptions, max_tokens: int) -> Sampling:
+    if options == _PLAIN:  # most requests; the wire's defaults are the same
+        return Sampling(max_tokens=max_tokens)
     return Sampling(max_tokens=max_tokens, **dict(zip(_FIELDS, astuple(options), strict=True)))

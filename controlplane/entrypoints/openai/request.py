@@ -84,6 +84,11 @@ class Request:
             pass
         callback()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client may have to read before more can be sent."""
+        return self.exchange is None or self.exchange.is_behind
+
     def abort(self) -> None:
         """Drop the connection of a client that does not read."""
         if self.connection is not None:

@@ -17,6 +17,7 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -30,12 +31,14 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from controlplane.application.serve import Refused
 from controlplane.entrypoints.openai.errors import encode_error
+from controlplane.entrypoints.openai.turns import Turns
 from controlplane.entrypoints.openai.ws_protocol import GuardedWebSocket
 
 HEAD_TIMEOUT_S = 10.0
 MAX_HEADERS = 100
 CONNECTION, EXCHANGE = "engine.connection", "engine.exchange"  # in the scope's state
 MAX_HEAD_BYTES = 32 * 1024
+MAX_HELD_BYTES = 64 * 1024
 DRAIN_S = 5.0
 GRACE_S = 7
 _WS_KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")
@@ -127,6 +130,11 @@ class GuardedProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _is_in_head = False
     _head_bytes = 0
+    _held = b""  # the beginning of a request that waits for its turn
+
+    def __init__(self, *, turns: Turns, **given: Any) -> None:
+        super().__init__(**given)
+        self._turns = turns
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -134,11 +142,30 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_in()
+        self._held = b""
         super().connection_lost(exc)
         if self.on_lost is not None:
             self.on_lost()
 
     def data_received(self, data: bytes) -> None:
+        """What begins a request waits for its turn; what goes on with one does not."""
+        if self._held:
+            self._held += data
+            if len(self._held) > MAX_HELD_BYTES:
+                self.flow.pause_reading()
+        elif self._is_in_head or not (self.cycle is None or self.cycle.response_complete):
+            self._read(data)
+        else:
+            self._held = data
+            self._turns.begin(self._read_held)
+
+    def _read_held(self) -> None:
+        data, self._held = self._held, b""
+        if data:  # else the client has gone meanwhile
+            self.flow.resume_reading()
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         if self._deadline is not None:  # a head is on its way: it may not grow without end
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self._has_ended(data):
@@ -239,9 +266,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def make_server(app: Any, on_exit: Callable[[], None]) -> GatewayServer:
+    """Call it in the event loop that will serve."""
     config = uvicorn.Config(
         app,
-        http=GuardedProtocol,
+        http=partial(GuardedProtocol, turns=Turns()),  # type: ignore[arg-type]  # it is only called
         ws=GuardedWebSocket,
         ws_max_size=1024 * 1024,
         ws_per_message_deflate=False,
