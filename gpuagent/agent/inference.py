@@ -13,6 +13,12 @@ one buffer): a struct per token would be a million objects for the garbage colle
 streams. A quiet gateway gets an empty frame every two seconds, or it would never learn that the
 last frame of a stream was lost.
 
+A gateway that dies says nothing, so a generation may carry a lease: once its gateway has been
+silent for that long (no generate, cancel or resend, of which an empty one is the heartbeat), it is
+cancelled. Time without a bus does not count::
+
+    lease 10 s;  t=0 generate   t=2 heartbeat   gateway killed   t=12 cancelled
+
 Every accepted generation ends with exactly one delta that has a finish reason, also when the
 replica is not there, the worker dies, or the agent ends.
 """
@@ -73,6 +79,7 @@ class Generation:
     ends: "array[int]" = field(default_factory=lambda: array("Q"))  # length of text after it
     logprobs: list[TokenLogprob] = field(default_factory=list)
     terminal: Delta | None = None
+    lease_s: float = 0.0  # 0: none
     served: Served | None = None  # None: it was refused and never reached an engine
 
     def record(self, delta: Delta) -> None:
@@ -157,6 +164,7 @@ class Inference:
         self._late_resends: list[tuple[float, str, str, int]] = []
         self._seq: Counter[str] = Counter()
         self._spoke: dict[str, float] = {}  # gateway -> when its last frame left
+        self._heard: dict[str, float] = {}  # gateway -> when it last said anything
         self.counts: Counter[str] = Counter()
         self.finished: Counter[tuple[str, str]] = Counter()  # (replica, finish reason)
         self.served: dict[str, Served] = {}  # by replica
@@ -195,7 +203,9 @@ class Inference:
             attempt=request.attempt,
             num_prompt_tokens=len(request.prompt_token_ids),
             started_at=now,
+            lease_s=request.lease_s,
         )
+        self._heard[request.gateway] = now
         self._known[request.request_id] = generation
         self._active[request.replica_id] += 1
         if self._early_cancels.pop(f"{request.gateway} {request.request_id}", None) is not None:
@@ -224,6 +234,7 @@ class Inference:
         except codec.WireError:
             self.counts["malformed"] += 1
             return
+        self._hear(message.gateway)
         for request_id in message.request_ids:
             known = self._known.get(request_id)
             if known is None:
@@ -246,6 +257,9 @@ class Inference:
         if not SUBJECT_TOKEN.fullmatch(message.gateway):
             self.counts["refused_names"] += 1
             return
+        self._hear(message.gateway)
+        if not message.requests:
+            return
         self.counts["resends"] += 1
         deltas: list[Delta] = []
         for request_id, index in message.requests.items():
@@ -256,6 +270,32 @@ class Inference:
                 due = self._clock() + RESEND_GRACE_S
                 self._late_resends.append((due, message.gateway, request_id, max(index, 0)))
         await self._send_packed(message.gateway, deltas)
+
+    # --- leases -----------------------------------------------------------------------------
+    def _hear(self, gateway: str) -> None:
+        if gateway in self._heard:  # others have nothing here that could expire
+            self._heard[gateway] = self._clock()
+
+    def extend_leases(self) -> None:
+        """Call while the bus is away: then the silence is no gateway's fault."""
+        self._heard = dict.fromkeys(self._heard, self._clock())
+
+    def _end_expired(self, now: float) -> None:
+        """Cancel what no gateway waits for any more; the worker answers with the last deltas."""
+        shortest = min((g.lease_s for g in self._leased()), default=0.0)
+        quiet = {gw for gw, at in self._heard.items() if shortest and now - at > shortest}
+        if not quiet:
+            return
+        for generation in self._leased():
+            if generation.gateway in quiet and now - self._heard[generation.gateway] > (
+                generation.lease_s
+            ):
+                self.counts["leases_expired"] += 1
+                generation.lease_s = 0.0  # once
+                self._engines.cancel(generation.replica_id, generation.request_id)
+
+    def _leased(self) -> Iterator[Generation]:
+        return (g for g in self._known.values() if g.terminal is None and g.lease_s)
 
     # --- from workers -----------------------------------------------------------------------
     async def outputs(self, deltas: Iterable[Delta]) -> None:
@@ -348,6 +388,7 @@ class Inference:
             self._forget(self._ended.popleft()[1])
         self._early_cancels = {k: due for k, due in self._early_cancels.items() if due > now}
         await self._answer_late(now)
+        self._end_expired(now)
         quiet = [gateway for gateway, at in self._spoke.items() if now - at >= 2.0]
         alive = {g.gateway for g in self._known.values()} if quiet else set()
         for gateway in quiet:
@@ -355,6 +396,7 @@ class Inference:
                 await self._send(gateway, ())
             else:
                 del self._spoke[gateway]
+                self._heard.pop(gateway, None)
 
     def _forget(self, generation: Generation) -> None:
         if self._known.get(generation.request_id) is generation:

@@ -55,7 +55,7 @@ class Service:
         loops = [asyncio.create_task(self._serve_bus(), name="bus")]
         loops += [
             asyncio.create_task(self._node.run(), name="reconcile"),
-            asyncio.create_task(_every(1.0, self._node.tick), name="tick"),
+            asyncio.create_task(_every(1.0, self._tick), name="tick"),
         ]
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         done, _ = await asyncio.wait([stopped, *loops], return_when=asyncio.FIRST_COMPLETED)
@@ -64,6 +64,11 @@ class Service:
         finally:
             for task in done - {stopped}:
                 task.result()  # a loop that ended is a defect: show it, and exit non-zero
+
+    async def _tick(self) -> None:
+        if not self._bus.is_connected:
+            self._node.inference.extend_leases()
+        await self._node.tick()
 
     async def _listen(self) -> None:
         settings = self._settings

@@ -188,7 +188,11 @@ class Sampling(Message, frozen=True, kw_only=True):
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """Start one generation. A gateway names itself in ``gateway``; frames go to its subject."""
+    """Start one generation. A gateway names itself in ``gateway``; frames go to its subject.
+
+    ``lease_s``: the node ends the generation once it has heard nothing of the gateway for that
+    many seconds; 0 (older gateways) means never.
+    """
 
     request_id: str
     gateway: str
@@ -198,6 +202,7 @@ class Generate(Message, frozen=True, kw_only=True):
     latency_class: str = "standard"
     cache_salt: bytes = b""
     attempt: int = 1
+    lease_s: float = 0.0
 
 
 class Cancel(Message, frozen=True, kw_only=True):
@@ -206,7 +211,10 @@ class Cancel(Message, frozen=True, kw_only=True):
 
 
 class Resend(Message, frozen=True, kw_only=True):
-    """A gateway saw a gap: send again everything of these requests from the given token index."""
+    """A gateway saw a gap: send again everything of these requests from the given token index.
+
+    Without requests it only says that the gateway lives, which renews its leases.
+    """
 
     gateway: str
     requests: dict[str, int]

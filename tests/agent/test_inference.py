@@ -37,7 +37,9 @@ class Node:
             raise ConnectionError
         self.sent.append((subject, codec.decode(payload, Frame)))
 
-    async def generate(self, request_id: str, gateway: str = "gw", attempt: int = 1) -> None:
+    async def generate(
+        self, request_id: str, gateway: str = "gw", attempt: int = 1, lease_s: float = 0.0
+    ) -> None:
         message = Generate(
             request_id=request_id,
             gateway=gateway,
@@ -45,6 +47,7 @@ class Node:
             prompt_token_ids=(1, 2),
             sampling=Sampling(max_tokens=9),
             attempt=attempt,
+            lease_s=lease_s,
         )
         await self.inference.generate(codec.encode(message))
 
@@ -215,3 +218,33 @@ def test_long_generations_are_sent_again_in_parts_with_their_logprobs() -> None:
     assert all(
         lp.token_id == t for p in parts for lp, t in zip(p.logprobs, p.token_ids, strict=True)
     )
+
+
+async def beat(node: Node, gateway: str) -> None:
+    await node.inference.resend(codec.encode(Resend(gateway=gateway, requests={})))
+
+
+async def test_what_a_silent_gateway_asked_for_is_cancelled_and_only_that() -> None:
+    """A heartbeat renews the lease; without a lease nothing ends; each is cancelled once."""
+    node = Node()
+    await node.generate("dead", "gw-a", lease_s=10)
+    await node.generate("alive", "gw-b", lease_s=10)
+    await node.generate("old", "gw-c")
+    for node.now in (4.0, 8.0, 9.0, 10.1, 12.0):
+        await beat(node, "gw-b")
+        await node.inference.tick()
+        assert node.cancelled == (["dead"] if node.now > 10 else [])
+    await node.inference.outputs([delta("dead", 0, end="cancelled")])
+    assert node.of("dead")[-1].finish_reason == "cancelled"
+    assert node.inference.counts["leases_expired"] == 1
+    assert node.inference.counts["resends"] == 0
+
+
+async def test_the_time_without_a_bus_counts_for_no_lease() -> None:
+    """An outage of the bus must not end what gateways still wait for."""
+    node = Node()
+    await node.generate("kept", "gw-a", lease_s=10)
+    for node.now in (9.0, 18.0, 27.0):
+        node.inference.extend_leases()
+        await node.inference.tick()
+    assert node.cancelled == []

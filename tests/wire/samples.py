@@ -155,6 +155,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         latency_class="realtime",
         cache_salt=b"salt",
         attempt=2,
+        lease_s=10.0,
     ),
     messages.Cancel(gateway="gw1", request_ids=("req-1", "req-2")),
     messages.Resend(gateway="gw1", requests={"req-1": 4}),

@@ -23,6 +23,9 @@ A stream that cannot be completed ends with a terminal delta whose ``error_code`
 ``stream_corrupt``    an index that cannot be: overlapping, or a gap not filled in five tries
 ====================  =========================================================================
 
+The other way round a node must learn when its gateway is gone: ``beat`` renews the lease that each
+order carries, so that a node stops what nobody waits for.
+
 What a node says of a request that was sent to another node is never delivered.
 """
 
@@ -299,6 +302,13 @@ class Transport:
                 stream.num_resends = 0
                 silent.append(request_id)
         await self._resend([*self._asked, *silent])
+
+    async def beat(self) -> None:
+        """Call every few seconds: tell the nodes that work for this gateway that it lives."""
+        message = encode(Resend(gateway=self._gateway_id, requests={}))
+        for node_id, node in list(self._nodes.items()):
+            if node.request_ids:
+                await self._tell(subjects.resend(node_id), message)
 
     async def _resend_all(self) -> None:
         for stream in self._streams.values():
