@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.entrypoints.rest import reading
 from tests.rest.conftest import Api
 
 SPEC: dict[str, Any] = {"version": "v2", "source": "simulated://demo", "gpu_memory": 1 << 30}
@@ -173,6 +174,17 @@ def test_route_weights_are_finite_and_above_nothing(api: Api) -> None:
         [{**ARM, "name": f"a{i}"} for i in range(33)],
     ):
         assert problem(api.post("routes/", {"name": "s", "arms": arms})) == "invalid_route"
+
+
+def test_too_many_arms_are_refused_before_their_versions_are_looked_up(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thousand look-ups would take seconds, for a 422."""
+    looked_up: list[str] = []
+    monkeypatch.setattr(reading, "require_versions", looked_up.extend)
+    arms = [{**ARM, "name": f"a{i}"} for i in range(2000)]
+    assert problem(api.post("routes/", {"name": "s", "arms": arms})) == "invalid_route"
+    assert looked_up == []
 
 
 def test_budgets_are_token_counts(api: Api) -> None:

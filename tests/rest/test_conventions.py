@@ -148,6 +148,9 @@ def test_models_versions_routes_and_their_refusals(admin: Api) -> None:
     assert (nowhere.status_code, nowhere.json()["code"]) == (422, "invalid_route")
     taken = admin.post("models/m/aliases/", {"alias": "chat"})
     assert (taken.status_code, taken.json()["code"]) == (409, "name_taken")
+    for path, body in (("models/", {"name": "chat"}), ("routes/", {"name": "m", "arms": arms})):
+        shadow = admin.post(path, body)
+        assert (shadow.status_code, shadow.json()["code"]) == (409, "name_taken"), path
     other = admin.post("models/m/versions/", {**SPEC, "max_batch": 7})
     assert (other.status_code, other.json()["code"]) == (409, "version_exists")
     assert admin.post("models/m/versions/v1/retire/", {}).status_code == 200

@@ -25,7 +25,7 @@ def planned(text: str) -> tuple[list[FileOrder], list[list[Event]]]:
     orders = catalog_file.orders(catalog_file.parse(text), state_of, time.time())
     events = catalog_file.preview(orders, state_of)
     for order in orders:
-        reading.require_free_names(order.command)
+        reading.require_free_name(order.command)
     return orders, events
 
 

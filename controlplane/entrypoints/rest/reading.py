@@ -29,6 +29,7 @@ from controlplane.adapters.readmodel.models import Checkpoint
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.ports import CONTROLLER_LEASE
 from controlplane.domain import model as model_domain
+from controlplane.domain import route as route_domain
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.model import VersionSpec
 from controlplane.domain.money import price_texts
@@ -350,18 +351,27 @@ def require_versions(version_ids: Iterable[str]) -> None:
             raise Invalid("invalid_route", f"There is no version '{version_id}'.", "arms")
 
 
-def require_free_name(name: str, model: str) -> None:
-    """Raise Conflict if ``name`` already means something else than ``model`` to a client."""
+def require_free_name(command: Any) -> None:
+    """Raise Conflict ``name_taken`` if the name that ``command`` gives means something else to a
+    client already: models, routes and aliases share one space, and none may shadow another."""
+    match command:
+        case model_domain.AddAlias(name=model, alias=name):
+            _require_free(name, Model, Route, alias_of=model, param="alias")
+        case model_domain.RegisterModel(name=name):
+            _require_free(name, Route, param="name")
+        case route_domain.CreateRoute(name=name):
+            _require_free(name, Model, param="name")
+
+
+def _require_free(name: str, *kinds: type[Any], param: str, alias_of: str = "") -> None:
+    wait_for(head())  # what its caller has just made must be known
     source = DatabaseSource()
     alias = source.get(Alias, name)
-    taken = source.get(Model, name) or source.get(Route, name)
-    if taken or (alias is not None and alias.model != model):
-        raise Conflict("name_taken", f"'{name}' is a model, a route or another alias.", "alias")
-
-
-def require_free_names(command: Any) -> None:
-    if isinstance(command, model_domain.AddAlias):
-        require_free_name(command.alias, command.name)
+    if alias is not None and alias.model != alias_of:
+        raise Conflict("name_taken", f"'{name}' is an alias of model '{alias.model}'.", param)
+    for kind in kinds:
+        if source.get(kind, name) is not None:
+            raise Conflict("name_taken", f"'{name}' is a {kind.__name__.lower()} already.", param)
 
 
 # --- fleet ------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ class Models(ApiView):
     def post(self, request: Request) -> HttpResponseBase:
         body = body_of(request, shapes.ModelOrder)
         command = model.RegisterModel(body["name"], time.time())
+        reading.require_free_name(command)
         return perform(request, _model(body["name"], command, body, status=201))
 
 
@@ -137,8 +138,8 @@ class Aliases(ApiView):
     @write("aliases_add", shapes.AliasOrder, status=201)
     def post(self, request: Request, name: str) -> HttpResponseBase:
         body = body_of(request, shapes.AliasOrder)
-        reading.require_free_name(body["alias"], model=name)
         command = model.AddAlias(name, body["alias"], time.time())
+        reading.require_free_name(command)
         return perform(request, _model(name, command, body, status=201))
 
 
@@ -175,8 +176,8 @@ class Routes(ApiView):
     @write("routes_create", shapes.RouteOrder, status=201)
     def post(self, request: Request) -> HttpResponseBase:
         body = body_of(request, shapes.RouteOrder)
-        reading.require_versions(arm["version_id"] for arm in body["arms"])
         command = route.CreateRoute(body["name"], _arms(body), body["sticky"], time.time())
+        reading.require_free_name(command)
         return perform(request, _route(body["name"], command, body, status=201))
 
 
@@ -192,7 +193,6 @@ class Route(ApiView):
     @write("routes_change", shapes.RouteChange)
     def put(self, request: Request, name: str) -> HttpResponseBase:
         body = body_of(request, shapes.RouteChange)
-        reading.require_versions(arm["version_id"] for arm in body["arms"])
         command = route.ChangeArms(name, _arms(body), body["sticky"], time.time())
         return perform(request, _route(name, command, body))
 
@@ -240,6 +240,10 @@ def _route(
 
 
 def _arms(body: dict[str, Any]) -> tuple[route.Arm, ...]:
-    return tuple(
+    """Raises Invalid; their number is looked at first, before each costs a look-up."""
+    arms = tuple(
         route.Arm(arm["name"], VersionId(arm["version_id"]), arm["weight"]) for arm in body["arms"]
     )
+    route.check_arms(arms)
+    reading.require_versions(arm.version_id for arm in arms)
+    return arms
