@@ -33,13 +33,14 @@ from typing import Any
 import msgspec
 import yaml
 
+from controlplane.application import strict_json
+from controlplane.application.strict_json import MAX_DEPTH
 from controlplane.domain import model, money, route
 from controlplane.domain.decider import Command, Decider, Event, fold
-from controlplane.domain.errors import Invalid
+from controlplane.domain.errors import Conflict, Invalid
 from controlplane.domain.model import Access, AddVersion, Colocation, Model, VersionSpec
 from controlplane.domain.money import Price
 
-MAX_DEPTH = 64
 _TOO_DEEP = f"At most {MAX_DEPTH} levels of nesting."
 _UNITS = {
     unit: factor**power
@@ -47,7 +48,6 @@ _UNITS = {
     for power, unit in enumerate(("", f"K{suffix}", f"M{suffix}", f"G{suffix}", f"T{suffix}"))
 } | {"B": 1}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]i?B|B)", re.ASCII)
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,9 +138,11 @@ def parse(text: str) -> CatalogFile:
         if "nesting depth" in str(error):  # libyaml reads ahead and has a limit of its own
             raise Invalid("json_too_deep", _TOO_DEEP) from None
         raise Invalid("invalid_yaml", f"Not YAML: {_place(error)}") from None
-    _check_text(loaded)
     try:
+        strict_json.check_text(loaded)
         return msgspec.convert(loaded, CatalogFile)
+    except strict_json.BadJson as error:
+        raise Invalid(error.code, error.detail) from None
     except msgspec.ValidationError as error:
         unknown = "unknown field" in str(error)
         raise Invalid("unknown_field" if unknown else "invalid_type", str(error)) from None
@@ -175,18 +177,6 @@ def _check_structure(text: str) -> None:
             depth -= 1
         if depth > MAX_DEPTH:
             raise Invalid("json_too_deep", _TOO_DEEP)
-
-
-def _check_text(value: Any) -> None:
-    if isinstance(value, str) and _UNSTORABLE.search(value):
-        raise Invalid("invalid_unicode", "Strings hold no NUL and no lone surrogate.")
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _check_text(key)
-            _check_text(item)
-    elif isinstance(value, list):
-        for item in value:
-            _check_text(item)
 
 
 def _place(error: Exception) -> str:
@@ -226,7 +216,12 @@ def spec_of(entry: ModelEntry) -> VersionSpec:
 
 # --- planning ---------------------------------------------------------------------------------
 def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[FileOrder]:
-    """The commands that make the present state (``state_of``) what the file says."""
+    """The commands that make the present state (``state_of``) what the file says.
+
+    Raises Conflict ``name_taken`` if the file gives a model and a route the same name.
+    """
+    for name in sorted({one.name for one in file.models} & {one.name for one in file.routes}):
+        raise Conflict("name_taken", f"'{name}' is a model and a route in this file.", "name")
     found: list[FileOrder] = []
     for entry in file.models:
         state: Model = state_of(model.DECIDER, entry.name)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from controlplane.application.serve import Job, Refused
+from controlplane.application.inference import Job
+from controlplane.application.refused import Refused
 from controlplane.dispatch.admit import DEFAULT_RATES, Admission, Buckets, Rate, admit, full
 from controlplane.dispatch.admit import give_back as returned
 
@@ -40,7 +41,7 @@ def parse_limits(text: str) -> Mapping[str, TierLimits]:
 
 
 class TenantLimits:
-    """``serve.Limits``. A tier without limits of its own has those of ``standard``."""
+    """``inference.Limits``. A tier without limits of its own has those of ``standard``."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Why a request is not sent anywhere, typed; each surface maps them to its own status."""
 
 
-class Refused(Exception):
+class DispatchError(Exception):
     """Base. ``code`` is stable; ``retry_after`` in seconds, None where waiting does not help."""
 
     code = "refused"
@@ -12,7 +12,7 @@ class Refused(Exception):
         self.message = message
 
 
-class ModelNotFound(Refused):
+class ModelNotFound(DispatchError):
     """There is no such model, route, alias or version (404)."""
 
     code = "model_not_found"
@@ -22,7 +22,7 @@ class NoAccess(ModelNotFound):
     """There is, but not for this tenant. Said to the client exactly as ModelNotFound says it."""
 
 
-class NotReady(Refused):
+class NotReady(DispatchError):
     """The version is known, but no replica can take the request now (503)."""
 
     code = "model_not_ready"
@@ -32,7 +32,7 @@ class NotReady(Refused):
         self.retry_after = retry_after
 
 
-class InvalidRequest(Refused):
+class InvalidRequest(DispatchError):
     """The request breaks a limit of the model (400); ``param`` is the field to blame."""
 
     def __init__(self, code: str, message: str, param: str) -> None:

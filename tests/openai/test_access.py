@@ -113,3 +113,11 @@ def test_a_request_beyond_the_tier_is_told_so(stack: Stack) -> None:
     key = stack.add_tenant("tiny", tier="free")
     answer = post(stack, CHAT, {"model": "slow", "messages": HELLO, "n": 8}, key=key)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_too_large")
+
+
+@pytest.mark.parametrize("token", ["bad", "sk_bad", "sk_0123456789ab." + "x" * 43])
+def test_every_bad_key_is_refused_in_the_same_clear_words(stack: Stack, token: str) -> None:
+    """Also one that does not even look like a key."""
+    answer = post(stack, CHAT, ASKED, key=token)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["message"] == "Incorrect API key provided."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from controlplane.application.serve import Refused
+from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai.encoding import Encoder
 from controlplane.entrypoints.openai.parameters import ChatMessage
 

@@ -22,6 +22,7 @@ from tests.openai.stack import Stack, until
 from tests.openai.wire import HELLO, events
 
 CHAT = "/v1/chat/completions"
+RUNNING = "engine:num_requests_running{"
 
 
 @pytest.fixture(scope="module")
@@ -212,12 +213,12 @@ def test_a_reader_that_never_reads_is_cut_and_others_go_on(broken: Stack) -> Non
 
 
 def test_a_killed_gateways_requests_are_closed_by_the_next(broken: Stack) -> None:
-    """As unknown, with the tokens last noted; no reservation is left.
-
-    The last test here: the nodes go on generating for the dead gateway.
+    """As unknown, with the tokens last noted; no reservation is left, and the nodes, which nobody
+    told, stop long before they would be through.
     """
     pool, futures = in_background(broken, 3, 2000)
     wait_for_tokens(broken, 3)
+    until(lambda: num_running(broken) == 3, 10)
     broken.gateway.stop(signal.SIGKILL)
     broken.gateway.start()
     for future in futures:
@@ -227,3 +228,12 @@ def test_a_killed_gateways_requests_are_closed_by_the_next(broken: Stack) -> Non
     assert [row["outcome"] for row in rows] == ["unknown"] * 3
     assert all(row["num_output_tokens"] == row["progress_tokens"] > 0 for row in rows)
     assert all(row["outcome"] for row in rows_of(broken))
+    until(lambda: num_running(broken) == 0, 15, 0.5)
+
+
+def num_running(stack: Stack) -> int:
+    """Requests in the engines of all nodes."""
+    texts = [agent.get("/metrics")[1] for agent in stack.agents.values()]
+    found = [line for text in texts for line in text.splitlines() if line.startswith(RUNNING)]
+    assert found
+    return int(sum(float(line.rpartition(" ")[2]) for line in found))

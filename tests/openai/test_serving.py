@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
+from controlplane.application.call import Call
+from controlplane.application.inference import Job, Order, SamplingOptions, Target
 from controlplane.application.ports import AuditUnavailable, BudgetExceeded, Intent, Terminal
-from controlplane.application.serve import (
-    Call,
-    Job,
-    Order,
-    Refused,
-    SamplingOptions,
-    Serving,
-    Target,
-)
+from controlplane.application.refused import Refused
+from controlplane.application.serve import Serving
 from controlplane.application.settle import Settler
 from controlplane.domain.money import FREE
 

@@ -8,17 +8,6 @@ import pytest
 from gpuagent.wire import codec, messages, subjects
 from tests.wire.samples import SAMPLES, golden, mutated
 
-GENERATE_BEFORE_LEASES = bytes.fromhex(
-    "88aa726571756573745f6964a57265712d31a767617465776179a3677731aa7265706c6963615f6964ab"
-    "636861742e312e67372e30b070726f6d70745f746f6b656e5f69647393010203a873616d706c696e678e"
-    "aa6d61785f746f6b656e7340ab74656d7065726174757265cb3fe0000000000000a5746f705f70cb3fec"
-    "cccccccccccda5746f705f6b28a56d696e5f70cb3fb999999999999aa47365656407a473746f7091a345"
-    "4e44ae73746f705f746f6b656e5f6964739102aa69676e6f72655f656f73c3b070726573656e63655f70"
-    "656e616c7479cb3fb999999999999ab16672657175656e63795f70656e616c7479cb3fc999999999999a"
-    "b272657065746974696f6e5f70656e616c7479cb3ff199999999999aaa6c6f6769745f626961738105cb"
-    "bff0000000000000a86c6f6770726f627302ad6c6174656e63795f636c617373a87265616c74696d65aa"
-    "63616368655f73616c74c40473616c74a7617474656d707402"
-)
 KINDS = {type(sample).__name__: type(sample) for sample in SAMPLES}
 
 
@@ -75,13 +64,6 @@ def test_an_unknown_field_of_an_equal_version_is_ignored() -> None:
     cancel = {"gateway": "g", "request_ids": ["a"], "why": "added later"}
     decoded = codec.decode(msgspec.msgpack.encode(cancel), messages.Cancel)
     assert decoded == messages.Cancel(gateway="g", request_ids=("a",))
-
-
-def test_an_order_of_an_older_gateway_has_no_lease() -> None:
-    """The field came later: what was sent before means what it meant."""
-    (sample,) = [one for one in SAMPLES if isinstance(one, messages.Generate)]
-    decoded = codec.decode(GENERATE_BEFORE_LEASES, messages.Generate)
-    assert decoded == msgspec.structs.replace(sample, lease_s=0.0)
 
 
 def test_an_oversized_message_is_refused_before_it_is_parsed() -> None:

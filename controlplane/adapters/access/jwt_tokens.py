@@ -9,8 +9,6 @@ remembered by the SHA-256 of all of it, for at most five minutes and while its k
 import base64
 import binascii
 import hashlib
-import json
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 import jwt
 
 from controlplane.adapters.access.issuers import IssuerConfig, KeySet, SigningKey
+from controlplane.application import strict_json
 from controlplane.domain.policy import ALL_SCOPES
 
 LEEWAY_S = 30
@@ -175,34 +174,15 @@ def _parts(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _object(part: str) -> dict[str, Any]:
-    """One part's JSON object: no duplicate name, no number that is none, no nesting bomb."""
+    """One part's JSON object, strictly parsed."""
     try:
-        text = base64.b64decode(part + "=" * (-len(part) % 4), b"-_", validate=True).decode()
-        value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
+        value = strict_json.parse(
+            base64.b64decode(part + "=" * (-len(part) % 4), b"-_", validate=True)
         )
-    except (binascii.Error, ValueError, RecursionError) as error:
+    except (binascii.Error, ValueError) as error:
         raise _invalid() from error
     if not isinstance(value, dict):
         raise _invalid()
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
-    return found
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("no finite number")
     return value
 
 

@@ -22,9 +22,10 @@ from django.db import DatabaseError
 from django.utils.crypto import constant_time_compare
 
 from controlplane.adapters.access.users import principal_of
+from controlplane.application import strict_json
 from controlplane.domain.policy import READ, Principal, allowed
 from controlplane.entrypoints.live.hub import Hub, Subscriber, message
-from controlplane.entrypoints.rest import identity, strict_json
+from controlplane.entrypoints.rest import identity
 from controlplane.entrypoints.rest.problems import Problem
 
 RESOURCE = "event"  # what one must be allowed to read, in the terms of the access policy

@@ -20,7 +20,9 @@ from typing import Any
 
 import msgspec
 
-from controlplane.application.serve import Call, Job, Part, Refused
+from controlplane.application.call import Call, Part
+from controlplane.application.inference import Job
+from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai.errors import encode_error
 
 DONE = b"data: [DONE]\n\n"

@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 import structlog
 
-from controlplane.application.serve import Refused
+from controlplane.application.refused import Refused
 from controlplane.domain.policy import OPEN, READ, USE_MODEL, Rule
-from controlplane.entrypoints.openai.handlers import Inference, Models, limit_headers
+from controlplane.entrypoints.openai.handlers import Inference, limit_headers
 from controlplane.entrypoints.openai.metrics import CONTENT_TYPE, GatewayMetrics
+from controlplane.entrypoints.openai.model_list import Models
 from controlplane.entrypoints.openai.orders import new_request_id
 from controlplane.entrypoints.openai.request import (
     ClientGone,

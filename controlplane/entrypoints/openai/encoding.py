@@ -25,7 +25,7 @@ from jinja2.runtime import new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from controlplane.application.serve import Refused
+from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai.parameters import ChatMessage
 
 LONG_TEXT = 4096  # characters from which on tokenising leaves the event loop

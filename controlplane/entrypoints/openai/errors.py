@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controlplane.application.serve import Refused
+from controlplane.application.refused import Refused
 
 Headers = list[tuple[bytes, bytes]]
 

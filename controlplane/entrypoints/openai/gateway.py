@@ -21,10 +21,12 @@ from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.natsbus.transport import Transport
 from controlplane.application.fleet import BusUnavailable, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
+from controlplane.application.inference import Job
 from controlplane.application.limits import TenantLimits, TierLimits
 from controlplane.application.ports import Clock, EventStore, RecordedEvent
 from controlplane.application.project import LiveRows
-from controlplane.application.serve import Job, Refused, Serving
+from controlplane.application.refused import Refused
+from controlplane.application.serve import Serving
 from controlplane.application.settle import Settler
 from controlplane.application.tasks import end_tasks
 from controlplane.domain.ids import version_id
@@ -37,9 +39,10 @@ from controlplane.domain.tenant import (
 )
 from controlplane.entrypoints.openai.app import GatewayApp
 from controlplane.entrypoints.openai.encoding import Encoders
-from controlplane.entrypoints.openai.handlers import Inference, Models
+from controlplane.entrypoints.openai.handlers import Inference
 from controlplane.entrypoints.openai.metrics import GatewayMetrics, Gauges
-from controlplane.entrypoints.openai.nodes import FleetPlacer, NatsGenerator
+from controlplane.entrypoints.openai.model_list import Models
+from controlplane.entrypoints.openai.nodes import LEASE_S, FleetPlacer, NatsGenerator
 from controlplane.entrypoints.openai.orders import OrderDesk
 from controlplane.entrypoints.openai.principals import Authenticator, KeyRing
 from controlplane.entrypoints.openai.server import DRAIN_S
@@ -50,6 +53,7 @@ CONNECT_TIMEOUT_S = 30.0
 SWEEP_S = 1.0
 PROGRESS_S = 2.0
 BEAT_S = 5.0
+NODE_BEAT_S = LEASE_S / 5
 LAST_USE_S = 60.0
 ENDING = (ApiKeyRevoked, ApiKeySuspended, TenantSuspended, TenantDeleted)  # may end what runs
 
@@ -102,6 +106,7 @@ class Gateway:
             (SWEEP_S, self._sweep),
             (PROGRESS_S, self._note_progress),
             (BEAT_S, self._beat),
+            (NODE_BEAT_S, self.transport.beat),  # apart from all that waits for the database
             (LAST_USE_S, self.keys.write_last_use),
         ):
             self._tasks.append(asyncio.create_task(self._repeat(seconds, duty)))

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from controlplane.application.fleet_state import FleetState
+from controlplane.application.call import SLOW_READER_S, Call, Part
 from controlplane.application.ports import AuditUnavailable, Terminal
-from controlplane.application.serve import SLOW_READER_S, Call, Part, Refused, Serving
-from controlplane.dispatch.resolve import visible_names
-from controlplane.entrypoints.openai import answers, strict_json
+from controlplane.application.refused import Refused
+from controlplane.application.serve import Serving
+from controlplane.entrypoints.openai import answers
 from controlplane.entrypoints.openai.errors import Headers
+from controlplane.entrypoints.openai.json_object import parse_object
 from controlplane.entrypoints.openai.metrics import GatewayMetrics, ModelFigures
 from controlplane.entrypoints.openai.orders import OrderDesk, header_class
 from controlplane.entrypoints.openai.parameters import (
@@ -26,10 +25,8 @@ from controlplane.entrypoints.openai.parameters import (
     chat_parameters,
     completion_parameters,
 )
-from controlplane.entrypoints.openai.principals import Authenticator, Principal
+from controlplane.entrypoints.openai.principals import Authenticator
 from controlplane.entrypoints.openai.request import Request
-from controlplane.projections.base import Rows
-from controlplane.projections.catalog import Model
 
 SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -53,7 +50,7 @@ async def read_parameters(endpoint: str, body: bytes) -> Parameters:
 
 
 def _read(endpoint: str, body: bytes) -> Parameters:
-    return PARSERS[endpoint](strict_json.parse_object(body))
+    return PARSERS[endpoint](parse_object(body))
 
 
 class Inference:
@@ -269,38 +266,3 @@ def duration_text(seconds: float) -> bytes:
     if seconds < 60:
         return f"{seconds:.3g}s".encode()
     return b"%dm%ds" % divmod(round(seconds), 60)
-
-
-class Models:
-    """The models a tenant may ask for."""
-
-    def __init__(
-        self, state: FleetState, rows: Rows, desk: OrderDesk, authenticator: Authenticator
-    ) -> None:
-        self._state, self._rows = state, rows
-        self._desk, self._authenticator = desk, authenticator
-
-    async def list(self, request: Request) -> None:
-        principal = await self._authenticator.from_header(request.headers.get(b"authorization"))
-        names = visible_names(self._state.catalog, principal.caller)
-        data = [self._describe(principal, name) for name in names]
-        await request.respond(200, msgspec.json.encode({"object": "list", "data": data}))
-
-    async def get(self, request: Request, name: str) -> None:
-        principal = await self._authenticator.from_header(request.headers.get(b"authorization"))
-        await request.respond(200, msgspec.json.encode(self._describe(principal, name)))
-
-    def _describe(self, principal: Principal, name: str) -> dict[str, Any]:
-        """Raises Refused ``model_not_found``, for a foreign model as for an absent one."""
-        found = self._desk.resolve(name, principal.caller, principal.subject, "")
-        row = self._rows.get(Model, found.model)
-        return {
-            "id": name,
-            "object": "model",
-            "created": int(row.created_at) if row else 0,
-            "owned_by": "engine",
-            "root": found.version_id,
-            "parent": None if name == found.model else found.model,
-            "max_model_len": found.spec.max_model_len,
-            "ready": self._state.num_ready(found.version_id) > 0,
-        }

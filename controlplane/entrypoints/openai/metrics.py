@@ -19,8 +19,8 @@ from prometheus_client.core import (
     Metric,
 )
 
+from controlplane.application.inference import Job
 from controlplane.application.ports import Terminal
-from controlplane.application.serve import Job
 
 MAX_TENANTS = 200
 MAX_MODELS = 1000

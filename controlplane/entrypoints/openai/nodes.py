@@ -14,13 +14,17 @@ from controlplane.adapters.natsbus.transport import (
 )
 from controlplane.application.fleet import FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
-from controlplane.application.serve import LOST_S, Job, Order, Refused, SamplingOptions, Target
+from controlplane.application.inference import Job, Order, SamplingOptions, Target
+from controlplane.application.refused import Refused
 from controlplane.dispatch.choose import RequestView, choose
 from controlplane.dispatch.refusals import NotReady
 
+LOST_S = 15.0  # node not heard
+LEASE_S = 10.0  # a node ends what it does for a gateway that has been silent for so long
+
 
 class FleetPlacer:
-    """``serve.Placer`` over the log's placement and the nodes' telemetry."""
+    """``inference.Placer`` over the log's placement and the nodes' telemetry."""
 
     def __init__(
         self, state: FleetState, loads: FleetLoads, monotonic: Callable[[], float]
@@ -47,7 +51,7 @@ class FleetPlacer:
 
 
 class NatsGenerator:
-    """``serve.Generator`` over the bus."""
+    """``inference.Generator`` over the bus."""
 
     def __init__(self, transport: Transport, gateway: str) -> None:
         self._transport, self._gateway = transport, gateway
@@ -66,6 +70,7 @@ class NatsGenerator:
             latency_class=order.latency_class,
             cache_salt=order.cache_salt,
             attempt=order.attempt,
+            lease_s=LEASE_S,
         )
         try:
             await self._transport.generate(node_id, message, sink)

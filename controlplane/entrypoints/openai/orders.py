@@ -7,13 +7,14 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from controlplane.application.fleet_state import FleetState
-from controlplane.application.serve import Job, Refused
+from controlplane.application.inference import Job
+from controlplane.application.refused import Refused
 from controlplane.dispatch import refusals
 from controlplane.dispatch.admit import Asked, output_limit
 from controlplane.dispatch.resolve import Caller, Resolved, resolve
 from controlplane.entrypoints.openai.encoding import Encoder, Encoders
 from controlplane.entrypoints.openai.parameters import SERVICE_TIERS, Parameters
-from controlplane.entrypoints.openai.principals import Principal
+from controlplane.entrypoints.openai.principals import TenantPrincipal
 
 BEST_CLASS = {"free": "standard"}  # tiers whose best class is not realtime
 IDS_AT_ONCE = 256
@@ -38,7 +39,7 @@ class OrderDesk:
     async def job(
         self,
         request_id: str,
-        principal: Principal,
+        principal: TenantPrincipal,
         endpoint: str,
         parameters: Parameters,
         latency_class: str,
@@ -76,7 +77,7 @@ class OrderDesk:
     def resolve(self, name: str, caller: Caller, user: str, request_id: str) -> Resolved:
         try:
             return resolve(self._state.catalog, name, caller, user, request_id)
-        except refusals.Refused as error:
+        except refusals.DispatchError as error:
             raise Refused("model_not_found", error.message, "model") from error
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from controlplane.application.serve import Refused, SamplingOptions
+from controlplane.application.inference import SamplingOptions
+from controlplane.application.refused import Refused
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 32

@@ -19,7 +19,7 @@ import msgspec
 from controlplane.adapters.access import keys, tokens
 from controlplane.adapters.access.jwt_tokens import BadToken, JwtVerifier
 from controlplane.adapters.access.models import ApiKeySecret
-from controlplane.application.serve import Refused
+from controlplane.application.refused import Refused
 from controlplane.dispatch.resolve import Caller
 from controlplane.domain import policy
 from controlplane.domain.api_key import why_not
@@ -32,9 +32,10 @@ from controlplane.projections.tenants import ApiKey, Tenant
 LOOKUPS_PER_SECOND = 20
 MAX_CHECKED = 10_000
 ROW_WAIT_S = 0.5
+BAD_KEY = "Incorrect API key provided."
 
 
-class Principal(msgspec.Struct, frozen=True):
+class TenantPrincipal(msgspec.Struct, frozen=True):
     """``subject`` is the API key's id, ``jwt:<sub>`` or ``user:<name>``; ``models``: the names it
     may ask for, empty for all that the models' own access policies allow."""
 
@@ -196,11 +197,11 @@ class Authenticator:
         self._keys, self._jwts, self._rows = keys, jwts, rows
         self._operator_tenant = operator_tenant
 
-    async def from_header(self, header: bytes | None, rule: Rule = USE_MODEL) -> Principal:
+    async def from_header(self, header: bytes | None, rule: Rule = USE_MODEL) -> TenantPrincipal:
         """Of an ``Authorization`` header, if ``rule`` allows it; raises Refused."""
         return await self.from_token(bearer_token(header), rule)
 
-    async def from_token(self, token: str, rule: Rule = USE_MODEL) -> Principal:
+    async def from_token(self, token: str, rule: Rule = USE_MODEL) -> TenantPrincipal:
         """Of a bearer token of any kind, if ``rule`` allows it; raises Refused."""
         principal = await self._principal(token, time.time())
         if not allowed(principal.rights, *rule):
@@ -211,25 +212,27 @@ class Authenticator:
             )
         return principal
 
-    async def _principal(self, token: str, now: float) -> Principal:
+    async def _principal(self, token: str, now: float) -> TenantPrincipal:
         if len(token) > tokens.MAX_TOKEN_LENGTH:
             raise Refused("invalid_token", "The token is too long.")
         if token.startswith(tokens.KEY_PREFIX):
             return await self._from_key(token, now)
         if token.startswith(tokens.TICKET_PREFIX):
             return await self._from_ticket(token, now)
+        if token.count(".") != 2:  # not of the form of a token, so most likely a mistyped key
+            raise Refused("invalid_token", BAD_KEY)
         try:
             claims = await self._jwts.verify_soon(token, now)
         except BadToken as error:
             raise Refused(error.code, error.message) from error
         return await self._of(claims.owner, f"jwt:{claims.subject}", claims.role, claims.scopes)
 
-    async def _from_key(self, token: str, now: float) -> Principal:
+    async def _from_key(self, token: str, now: float) -> TenantPrincipal:
         key = await self._keys.check(token, now)
         found = await self._of(key.tenant_id, key.key_id, key.role, key.scopes)
         return msgspec.structs.replace(found, models=key.models)
 
-    async def _from_ticket(self, token: str, now: float) -> Principal:
+    async def _from_ticket(self, token: str, now: float) -> TenantPrincipal:
         ticket = tokens.read_ticket(token, now)
         if ticket is None:
             raise Refused("invalid_token", "The ticket is invalid or has expired.")
@@ -237,10 +240,10 @@ class Authenticator:
 
     async def _of(
         self, tenant_id: str, subject: str, role: str, scopes: tuple[str, ...] = policy.ALL_SCOPES
-    ) -> Principal:
+    ) -> TenantPrincipal:
         tenant = await self._tenant(tenant_id)
         reach = "" if tenant_id == self._operator_tenant else tenant_id
-        return Principal(tenant, subject, policy.Principal(subject, role, reach, scopes))
+        return TenantPrincipal(tenant, subject, policy.Principal(subject, role, reach, scopes))
 
     async def _tenant(self, tenant_id: str) -> Tenant:
         """Its row; one made a moment ago may still be on its way here through the log."""
@@ -261,4 +264,4 @@ def bearer_token(header: bytes | None) -> str:
 
 
 def _bad_key() -> Refused:
-    return Refused("invalid_api_key", "Incorrect API key provided.")
+    return Refused("invalid_api_key", BAD_KEY)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from controlplane.application.serve import Refused
+from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai.errors import Headers, encode_error, headers_of, status_of
 from controlplane.entrypoints.openai.server import CONNECTION, EXCHANGE, Exchange
 

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from controlplane.application.serve import Refused
+from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai.errors import encode_error
 from controlplane.entrypoints.openai.turns import Turns
 from controlplane.entrypoints.openai.ws_protocol import GuardedWebSocket

@@ -25,13 +25,15 @@ from typing import Any
 
 import msgspec
 
+from controlplane.application.call import Call
 from controlplane.application.ports import AuditUnavailable
-from controlplane.application.serve import Call, Refused
-from controlplane.entrypoints.openai import answers, strict_json
+from controlplane.application.refused import Refused
+from controlplane.entrypoints.openai import answers
 from controlplane.entrypoints.openai.errors import body_of, encode_error, status_of
 from controlplane.entrypoints.openai.handlers import PARSERS, Inference
+from controlplane.entrypoints.openai.json_object import parse_object
 from controlplane.entrypoints.openai.orders import new_request_id
-from controlplane.entrypoints.openai.principals import Principal, bearer_token
+from controlplane.entrypoints.openai.principals import TenantPrincipal, bearer_token
 from controlplane.entrypoints.openai.request import Receive, Scope, Send, host_is_allowed
 
 PATH = "/ws/v1/stream"
@@ -149,7 +151,7 @@ class Connection:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _principal(self) -> Principal:
+    async def _principal(self) -> TenantPrincipal:
         """Whom the token stands for, as of now; raises Refused."""
         return await self._inference.authenticator.from_token(self._token)
 
@@ -181,7 +183,7 @@ class Connection:
             if not await self._within_rate():
                 continue
             try:
-                return strict_json.parse_object(text.encode())
+                return parse_object(text.encode())
             except Refused as error:
                 await self._error(None, error)
 

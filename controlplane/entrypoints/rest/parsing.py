@@ -5,7 +5,7 @@ from typing import IO, Any
 
 from rest_framework.parsers import BaseParser
 
-from controlplane.entrypoints.rest import strict_json
+from controlplane.application import strict_json
 from controlplane.entrypoints.rest.problems import Problem
 
 MAX_BODY_BYTES = 1024 * 1024

@@ -13,9 +13,9 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 
 from controlplane.application.ports import StoreUnavailable
+from controlplane.application.strict_json import BadJson
 from controlplane.domain.errors import DomainError, VersionConflict
 from controlplane.entrypoints.rest.rendering import JSONRenderer
-from controlplane.entrypoints.rest.strict_json import BadJson
 
 logger = logging.getLogger(__name__)
 

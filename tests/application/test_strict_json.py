@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.application.serve import Refused
-from controlplane.entrypoints.openai.strict_json import MAX_DEPTH, parse
+from controlplane.application.strict_json import MAX_DEPTH, BadJson, parse
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 VALUES = st.recursive(
@@ -34,7 +33,7 @@ def test_the_limit_of_depth_is_exact(depth: int) -> None:
         parse(body)
         parse(b'["[[[", ' * MAX_DEPTH + b"1" + b"]" * MAX_DEPTH)
     else:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(BadJson) as refused:
             parse(body)
         assert refused.value.code == "json_too_deep"
 
@@ -50,7 +49,7 @@ def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
     """Never another exception."""
     try:
         parse(body)
-    except Refused as refused:
+    except BadJson as refused:
         assert refused.code
 
 
@@ -58,6 +57,26 @@ def test_depth_is_found_in_one_pass() -> None:
     """A megabyte of escaped quotes takes no longer than a megabyte of anything else."""
     began = time.monotonic()
     for end in (b"", b"\\", b'"'):
-        with pytest.raises(Refused):
+        with pytest.raises(BadJson):
             parse(b'{"a":"' + b'\\"' * 500_000 + b"[" * 70 + end)
     assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"a": 1', "invalid_json"),
+        (b'{"a": 1, "a": 2}', "duplicate_key"),
+        (b"[NaN]", "invalid_number"),
+        (b"[1e999]", "invalid_number"),
+        (b"[-" + b"9" * 20 + b"]", "invalid_number"),
+        (b'["\\ud800"]', "invalid_unicode"),
+        (b'{"\\u0000": 1}', "invalid_unicode"),
+        (b'["\xff"]', "invalid_unicode"),
+    ],
+)
+def test_each_refusal_has_its_code(body: bytes, code: str) -> None:
+    """Whatever the surface makes of it."""
+    with pytest.raises(BadJson) as refused:
+        parse(body)
+    assert refused.value.code == code

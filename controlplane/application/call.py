@@ -1,0 +1,229 @@
+"""A request in flight: what its nodes bring, what its consumer takes, and when it is stuck.
+
+One consumer reads a ``Call``; the bus's side feeds it through ``receive``, in the same event loop::
+
+    receive(part, "The")      nothing is queued: the consumer's on_delta may take it at once
+    receive(part, " end")     queued; wakes the consumer that waits in next()
+    receive(part, finish)     the choice has ended, or goes to another replica if it failed unseen
+
+Once a second ``check`` fails what an engine or a node has left silent, and cuts a reader that
+leaves too much unread.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from controlplane.application.inference import Job, Target
+from controlplane.application.ports import Terminal
+from controlplane.application.refused import Refused
+
+if TYPE_CHECKING:
+    from controlplane.application.serve import Serving
+
+MAX_ATTEMPTS = 3
+IDLE_S = 60.0  # without a token after the first one
+QUEUE_S = 300.0  # without the first token
+SLOW_READER_S = 30.0
+SLOW_READER_DELTAS = 512
+SLOW_READER_BYTES = 256 * 1024
+HEARTBEAT_S = 10.0
+
+_TRY_ELSEWHERE = frozenset(
+    {"node_unreachable", "node_restarted", "node_lost", "replica_not_ready", "overloaded"}
+)
+_ENGINE_LOST = _TRY_ELSEWHERE | {"worker_lost", "replica_lost", "engine_lost", "worker_died"}
+
+
+@dataclass(slots=True)
+class Part:
+    """One choice: the generation that produces it, and what it has produced."""
+
+    index: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    request_id: str
+    target: Target | None = None
+    attempt: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    queue_ms: float | None = None
+    heard_at: float = 0.0
+    finish_reason: str = ""
+    error: Refused | None = None
+    failed: frozenset[str] = frozenset()
+
+
+class Call:
+    """A request in flight. ``next`` and ``finish`` are for one consumer; the rest is internal.
+
+    While the consumer waits in ``next``, it may take deltas that nothing is queued before from
+    ``on_delta`` instead: called as they come, it says whether it took one.
+    """
+
+    def __init__(self, serving: "Serving", job: Job, parts: list[Part]) -> None:
+        self._serving, self.job, self.parts = serving, job, parts
+        self._pending: list[tuple[Part, Any]] = []
+        self._pending_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._retries: list[Part] = []
+        self.num_open = len(parts)
+        self.first_at: float | None = None
+        self.error: Refused | None = None
+        self.client_gone = False
+        self.was_cut = False
+        self.stopping = False
+        self.written_at = job.began
+        self.writing_since: float | None = None
+        self.slow_since: float | None = None
+        self.heartbeat = False
+        self.on_cut: Callable[[], object] | None = None
+        self.on_delta: Callable[[Part, Any], bool] | None = None
+        self._finished = False
+
+    # --- the consumer's side --------------------------------------------------------------------
+    async def next(self) -> list[tuple[Part, Any]]:
+        """New deltas; empty after the last one, and also for a heartbeat (then ``num_open``)."""
+        while not self._pending:
+            if self._retries:
+                await self._serving.send_again(self, self._retries.pop())
+                continue
+            if self.num_open == 0 or self.error is not None or self.heartbeat:
+                self.heartbeat = False
+                return []
+            self._waiter = self._serving.loop.create_future()
+            await self._waiter
+        batch, self._pending = self._pending, []
+        self._pending_bytes = 0
+        return batch
+
+    def next_wake(self) -> "asyncio.Future[None]":
+        """Drop what is queued; done once the call has something new to say."""
+        self._pending.clear()
+        self._waiter = waiter = self._serving.loop.create_future()
+        return waiter
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will come: all choices have ended, or the call has failed."""
+        return not self._pending and (self.num_open == 0 or self.error is not None)
+
+    def client_left(self) -> None:
+        """Nobody reads any more: the consumer is woken and sees ``is_over``."""
+        self.client_gone = True
+        self.fail(Refused("client_closed", "The client closed the connection."))
+
+    def fail(self, error: Refused) -> None:
+        """End the call with ``error`` unless it has ended."""
+        if self.error is None and self.num_open:
+            self.error = error
+            self._wake()
+
+    async def finish(self) -> Terminal | None:
+        """Record the end, once: None if that was done before. Raises AuditUnavailable."""
+        if self._finished:
+            return None
+        self._finished = True
+        return await self._serving.end(self)
+
+    # --- the bus's side -------------------------------------------------------------------------
+    def receive(self, part: Part, delta: Any) -> None:
+        """Take one delta; called in the event loop, for every token of every stream."""
+        now = self._serving.monotonic()
+        part.heard_at = now
+        if delta.token_ids:
+            if self.first_at is None:
+                self.first_at = now
+            part.num_output_tokens = delta.index + len(delta.token_ids)
+            if part.queue_ms is None:
+                part.queue_ms = delta.queue_ms
+        if delta.finish_reason:
+            self._end_part(part, delta)
+            if part.error is not None or self._retries:
+                self._wake()
+                return
+        elif self._takes_now(part, delta):
+            return
+        self._pending.append((part, delta))
+        self._pending_bytes += len(delta.text)
+        self._wake()
+
+    def _takes_now(self, part: Part, delta: Any) -> bool:
+        """Not when more is to come at once: then the consumer gets it together, in one write."""
+        return (
+            self.on_delta is not None
+            and not self._pending
+            and not self._serving.generator.is_behind
+            and self.on_delta(part, delta)
+        )
+
+    def _end_part(self, part: Part, delta: Any) -> None:
+        part.num_cached_tokens = delta.num_cached_tokens
+        self._serving.left(part)
+        error = _error_of(delta)
+        if error is not None and self._may_retry(part, delta.error_code):
+            self._retries.append(part)
+            return
+        part.finish_reason = delta.finish_reason
+        self.num_open -= 1
+        if error is not None:
+            part.error = error
+            self.error = self.error or error
+
+    def _may_retry(self, part: Part, code: str) -> bool:
+        return (
+            code in _TRY_ELSEWHERE
+            and not self.stopping
+            and not self.client_gone
+            and part.num_output_tokens == 0
+            and part.attempt < MAX_ATTEMPTS
+        )
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # --- once a second --------------------------------------------------------------------------
+    def check(self, now: float) -> None:
+        """Fail what is stuck, wake for a heartbeat what has long been silent."""
+        self._check_reader(now)
+        for part in self.parts:
+            if part.finish_reason or part.target is None or self.error:
+                continue
+            patience = IDLE_S if part.num_output_tokens else QUEUE_S
+            if now - part.heard_at > patience:
+                self.fail(Refused("engine_lost", "The engine stopped answering.", retry_after=1))
+            elif not self._serving.placer.is_heard(part.target.node_id):
+                self._serving.lose_node(part.target.node_id)
+        if now - self.written_at > HEARTBEAT_S and self._waiter is not None:
+            self.heartbeat = True
+            self.written_at = now
+            self._wake()
+
+    def _check_reader(self, now: float) -> None:
+        """A reader that leaves more than the mark unread, or one write waiting, for 30 s is cut."""
+        over = len(self._pending) > SLOW_READER_DELTAS or self._pending_bytes > SLOW_READER_BYTES
+        if self.writing_since is not None:
+            self.slow_since = self.slow_since or self.writing_since
+        elif not over:
+            self.slow_since = None
+        elif self.slow_since is None:
+            self.slow_since = now
+        if self.slow_since is not None and now - self.slow_since > SLOW_READER_S and self.on_cut:
+            self.error = self.error or Refused("slow_reader", "The client does not read.")
+            self.was_cut = True
+            self.on_cut()
+
+
+def _error_of(delta: Any) -> Refused | None:
+    """The error a terminal delta stands for; a cancellation nobody asked for is one too."""
+    if delta.finish_reason == "error":
+        code = delta.error_code or "engine_lost"
+        if code in _ENGINE_LOST:
+            return Refused("engine_lost", "The engine was lost.", retry_after=1)
+        return Refused(code, delta.error_message or "The engine failed.")
+    if delta.finish_reason == "cancelled":
+        return Refused("engine_lost", "The generation was cancelled.", retry_after=1)
+    return None

@@ -1,0 +1,139 @@
+"""One inference request in the application's own words, free of HTTP and of the bus's format.
+
+A ``Job`` is a checked request. It becomes one ``Order`` per choice, each a generation of its own,
+which a ``Placer`` gives a ``Target`` and a ``Generator`` sends there; what comes back is a
+``Delta`` per step. A job of two prompts with two choices each is four orders::
+
+    Job(req-7, prompts=(a, b), num_choices=2)
+      -> Order(req-7-0, a)  Order(req-7-1, a)  Order(req-7-2, b)  Order(req-7-3, b)
+
+How a job is served is ``serve``; the ledger's part of it stands in ``ports``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from controlplane.domain.money import Price
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose tokens; the defaults switch a feature off. ``logprobs`` None: not wanted."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One generation for one node."""
+
+    request_id: str
+    replica_id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingOptions
+    latency_class: str
+    cache_salt: bytes
+    attempt: int
+
+
+class Delta(Protocol):
+    """What one step added to one generation; the wire's struct of that name, see there."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    error_code: str
+    error_message: str
+    num_cached_tokens: int
+    queue_ms: float
+    logprobs: tuple[Any, ...]
+
+
+class Generator(Protocol):
+    """The nodes, reached over the bus."""
+
+    @property
+    def is_behind(self) -> bool:
+        """More deltas have come than the one that a sink is being called with."""
+
+    async def generate(self, node_id: str, order: Order, sink: Callable[[Any], None]) -> None:
+        """Start; ``sink`` gets every delta once and in order. Raises BusUnavailable."""
+
+    async def cancel(self, request_id: str) -> None: ...
+
+    def release(self, request_id: str) -> None: ...
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a generation goes."""
+
+    node_id: str
+    replica_id: str
+
+
+class Placer(Protocol):
+    """Chooses among the replicas that are ready now; ``num_local`` counts ours by replica id."""
+
+    def choose(self, job: "Job", excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
+        """Raises Refused ``model_not_ready`` with the reasons."""
+
+    def is_heard(self, node_id: str) -> bool:
+        """False once the node has been silent for too long."""
+
+
+class Limits(Protocol):
+    """The tenant's rate, and how many requests it has open."""
+
+    def take(self, job: "Job") -> Any:
+        """Its limits after this request; raises Refused, and then nothing was taken."""
+
+    def give_back(self, job: "Job", num_tokens: int) -> None:
+        """The request is over and used ``num_tokens`` of what it asked for."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A checked request: who asks, what was resolved, and the encoded prompts (one per part)."""
+
+    request_id: str
+    tenant_id: str
+    subject: str
+    tier: str
+    endpoint: str
+    requested_model: str
+    route: str
+    arm: str
+    version_id: str
+    latency_class: str
+    budget_tokens: int | None
+    budget_period: str
+    price: Price
+    prompts: tuple[tuple[int, ...], ...]
+    num_choices: int
+    max_tokens: tuple[int, ...]
+    sampling: SamplingOptions
+    cache_salt: bytes
+    began: float  # monotonic seconds
+    limits: Any = None
+    num_prompt_tokens: int = field(init=False)
+    max_output_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = sum(map(len, self.prompts))
+        self.max_output_tokens = sum(self.max_tokens) * self.num_choices
