@@ -54,7 +54,7 @@ NO_SPECULATION = SpeculationCounters()
 NO_DRAFTS = Drafts(())
 DEFAULT_KV_BYTES = 512 << 20
 DEFAULT_SWAP_BYTES = 128 << 20
-DEFAULT_ITL_SECONDS = 0.1
+DEFAULT_ITL_SECONDS = 0.2
 MAX_FAILED_STEPS = 3
 MAX_GENERATION_CONFIG_BYTES = 1 << 20
 
@@ -400,8 +400,9 @@ class TorchEngine:
         if not spans:
             return []
         rows = [self._rows(span) for span in spans]
-        logits = result.logits[spans[0].start : spans[-1].end]
-        samples = iter(sample(logits, list(chain.from_iterable(rows))))
+        part = slice(spans[0].start, spans[-1].end)
+        flat = list(chain.from_iterable(rows))
+        samples = iter(sample(result.logits[part], flat, result.best[part]))
         return [
             (span.request_id, self._accepted(span, list(islice(samples, len(its))), result, its))
             for span, its in zip(spans, rows, strict=True)
@@ -526,6 +527,7 @@ def _joined(first: StepResult, second: StepResult) -> StepResult:
         request_ids=first.request_ids + second.request_ids,
         logits=torch.cat(logits) if logits else first.logits,
         unsound=first.unsound + second.unsound,
+        best=first.best + second.best,
     )
 
 

@@ -18,6 +18,7 @@ from gpuagent.engine.attention import PagedAttention, Workspace, order_work
 from gpuagent.engine.batch import SchedulerOutput, Work
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.kv_tensors import KVTensors
+from gpuagent.engine.sampler import most_likely
 from gpuagent.engine.swap import HostBuffer
 from gpuagent.models.layers import Attention
 
@@ -33,15 +34,24 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """Logits (rows, vocab) in float32, the requests of the rows, and those gone wrong.
+class Scores:
+    """What an executor gives for works: logits (rows, vocab) in float32, `Work.num_logits` rows
+    of each work; the most likely token of each row, -1 where the row is not finite; and the
+    works that have left something in the cache that is not finite."""
 
-    A request with proposals has `Work.num_logits` rows, one after the other.
-    """
+    logits: Tensor
+    best: tuple[int, ...]
+    unsound: tuple[Work, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`Scores` without the rows of requests gone wrong, and the requests of the rows."""
 
     request_ids: tuple[str, ...]
     logits: Tensor
     unsound: tuple[str, ...] = ()
+    best: tuple[int, ...] = ()
 
 
 class Executor(Protocol):
@@ -58,6 +68,9 @@ class Executor(Protocol):
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV pool."""
+
+    def step(self, works: Sequence[Work]) -> Scores:
+        """Store keys and values of the works' tokens, and score what they ask for."""
 
     def forward(self, works: Sequence[Work]) -> Tensor:
         """Store keys and values of the works' tokens; hidden states (T, hidden), side by side."""
@@ -93,6 +106,15 @@ class TorchExecutor:
     def kv_bytes(self) -> int:
         """Bytes of the KV pool."""
         return self._kv.num_bytes
+
+    def step(self, works: Sequence[Work]) -> Scores:
+        """See `Executor`; the works in the order of `order_work`."""
+        hidden = self.forward(works)
+        unsound, rows = _unsound(works, hidden), wanted_rows(works)
+        if not rows:
+            return Scores(hidden.new_empty((0, 0)), (), unsound)
+        logits = self.logits(hidden[torch.tensor(rows, device=hidden.device)])
+        return Scores(logits, most_likely(logits), unsound)
 
     def forward(self, works: Sequence[Work]) -> Tensor:
         """See `Executor`; the works in the order of `order_work`."""
@@ -140,14 +162,11 @@ class ModelRunner:
         part of a step. The block copies must not be repeated: see `copy_blocks`.
         """
         works = order_work(output.work)
-        hidden = self.executor.forward(works)
-        unsound = self._unsound(works, hidden)
-        rows = [row for row in _logit_rows(works) if row[0] not in unsound]
-        if not rows:
-            return StepResult((), hidden.new_empty((0, 0)), unsound)
-        names, indices = zip(*rows, strict=True)
-        picked = hidden[torch.tensor(indices, device=hidden.device)]
-        return StepResult(names, self.executor.logits(picked), unsound)
+        scores = self.executor.step(works)
+        names = tuple(work.request_id for work in works for _ in range(work.num_logits))
+        if scores.unsound:
+            return self._without_unsound(scores, names)
+        return StepResult(names, scores.logits, best=scores.best)
 
     @torch.inference_mode()
     def erase(self, work: Work) -> None:
@@ -163,21 +182,33 @@ class ModelRunner:
         if output.swap_ins:
             self.host.swap_in(output.swap_ins)
 
-    def _unsound(self, works: list[Work], hidden: Tensor) -> tuple[str, ...]:
-        if torch.isfinite(hidden.sum(dtype=torch.float32)):
-            return ()
-        is_finite = torch.isfinite(hidden).all(-1).split([len(w.token_ids) for w in works])
-        unsound = [w for w, rows in zip(works, is_finite, strict=True) if not rows.all()]
-        for work in unsound:
+    def _without_unsound(self, scores: Scores, names: Sequence[str]) -> StepResult:
+        """Erase what is not finite, and leave out its rows."""
+        for work in scores.unsound:
             self.executor.erase(work)
-        return tuple(work.request_id for work in unsound)
+        unsound = tuple(work.request_id for work in scores.unsound)
+        rows = [i for i, name in enumerate(names) if name not in unsound]
+        return StepResult(
+            request_ids=tuple(names[i] for i in rows),
+            logits=scores.logits[rows],
+            unsound=unsound,
+            best=tuple(scores.best[i] for i in rows),
+        )
 
 
-def _logit_rows(works: list[Work]) -> list[tuple[str, int]]:
-    """The request and the row of each wanted score, in the order of the rows."""
+def _unsound(works: Sequence[Work], hidden: Tensor) -> tuple[Work, ...]:
+    """The works with hidden states that are not finite."""
+    if torch.isfinite(hidden.sum(dtype=torch.float32)):
+        return ()
+    is_finite = torch.isfinite(hidden).all(-1).split([len(w.token_ids) for w in works])
+    return tuple(w for w, rows in zip(works, is_finite, strict=True) if not rows.all())
+
+
+def wanted_rows(works: Sequence[Work]) -> list[int]:
+    """The row of each wanted score."""
     ends = accumulate(len(work.token_ids) for work in works)
     return [
-        (work.request_id, row)
+        row
         for work, end in zip(works, ends, strict=True)
         for row in range(end - work.num_logits, end)
     ]

@@ -8,16 +8,21 @@ A step's time is close to a straight line in its extra tokens, those beyond one 
 it into a budget. Example, target inter-token time 100 ms, measured base 40 ms and 0.5 ms for
 each prompt token:
 
-    somebody decodes    (100 - 40) / 0.5  ->  120 prompt tokens in this step
-    base is 70 ms       prompts get as much time as decoding, 70 ms  ->  140 tokens
-    nobody decodes      the whole token budget: there is nobody to keep waiting
+    1 waits, 15 decode   (100 - 40) / 0.5  ->  120 prompt tokens in this step
+    base is 70 ms        prompts get as much time as decoding, 70 ms  ->  140 tokens
+    12 wait, 4 decode    thrice the target, (300 - 40) / 0.5  ->  520 tokens
+    nobody decodes       the whole token budget: there is nobody to keep waiting
 
-(Batch requests count as nobody, and for a realtime prompt standard requests too.)
+(Requests count by the weight of their class. For a standard or batch prompt decoding requests of
+class batch count as nobody, and for a realtime prompt standard ones too.)
 
 The second case is why the target is not a promise: with more requests decoding than the target
-allows, prompts held to the remainder would never be computed and slots would stay empty. No
-clock in here: whoever runs the steps reports their seconds. A controller that only shrinks and
-grows the budget (AIMD) was rejected: it forgets what it knows whenever the batch changes.
+allows, prompts held to the remainder would never be computed and slots would stay empty. The third
+is why it is not even a bound: a burst of prompts held to the target fills the batch so slowly that
+all wait longer, those that decode included; 16 at once had their first token after 2.4 instead of
+1.4 s in the median. No clock in here: whoever runs the steps reports their seconds. A controller
+that only shrinks and grows the budget (AIMD) was rejected: it forgets what it knows whenever the
+batch changes.
 """
 
 FORGETTING = 0.95  # weight of the past after each step: about the last 20 steps count
@@ -75,11 +80,12 @@ class Pace:
         self._target = target_seconds
         self.cost = LinearCost()
 
-    def prompt_budget(self, num_decoding: int) -> int:
-        """Tokens, between MIN_CHUNK and the whole budget."""
+    def prompt_budget(self, num_decoding: float, num_waiting: float = 0.0) -> int:
+        """Tokens, between MIN_CHUNK and the whole budget; requests counted by weight."""
         if self._target is None or num_decoding == 0 or self.cost.per_extra == 0.0:
             return self._max_tokens
         base = self.cost.base
-        room = max(self._target - base, base)
+        target = self._target * max(1.0, num_waiting / num_decoding)
+        room = max(target - base, base)
         num_tokens = min(room / self.cost.per_extra, self._max_tokens)
         return min(max(int(num_tokens), MIN_CHUNK), self._max_tokens)

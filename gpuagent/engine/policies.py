@@ -7,12 +7,15 @@
 Example: "a" decodes, "b" has half its prompt computed, "c" waits, one slot and budget are free:
 
     continuous      a 1 token, b the rest of its prompt, c begins
-    static          a 1 token, b the rest of its prompt; c waits until a and b have ended
+    static          b the rest of its prompt; c joins if a has had its first token only, and
+                    otherwise waits until a and b have ended
     prefill-first   b the rest of its prompt, c begins; a waits until no prompt is left
 
-`continuous` never stalls decoding. `static` is the papers' baseline. `prefill-first` gives the
-shortest TTFT and the fullest batch, and stalls everybody's tokens while prompts arrive; it is
-for document processing, where nobody watches the tokens.
+`continuous` never stalls decoding. `static` is the papers' baseline: prompts are computed until
+all slots have been taken or nobody waits, then all members decode until the last has ended
+(those that have ended cost nothing, which is kinder than a padded batch). `prefill-first` gives
+the shortest TTFT and the fullest batch, and stalls everybody's tokens while prompts arrive; it
+is for document processing, where nobody watches the tokens.
 """
 
 from collections.abc import Callable
@@ -32,8 +35,9 @@ class Planner(Protocol):
     """What a policy may do with the step being planned."""
 
     @property
-    def was_idle(self) -> bool:
-        """True if nobody was running when the step began."""
+    def is_forming(self) -> bool:
+        """True while a batch takes members: fewer have joined than there are slots, and nobody
+        has decoded yet."""
 
     @property
     def is_empty(self) -> bool:
@@ -58,10 +62,11 @@ def continuous(step: Planner) -> None:
 
 def static(step: Planner) -> None:
     """Nobody joins until all members of a batch have ended."""
-    step.decode()
     step.prefill()
-    if step.was_idle:
+    if step.is_forming:
         step.admit()
+    if step.is_empty:
+        step.decode()
 
 
 def prefill_first(step: Planner) -> None:

@@ -51,6 +51,12 @@ class SamplingRow:
         """True if the most likely token is taken, not a draw."""
         return self.params.temperature < GREEDY_BELOW
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the most likely token is all that is asked for."""
+        params = self.params
+        return self.is_greedy and params.logprobs is None and not _is_adjusted(params)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -85,37 +91,52 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sample | None]:
-    """One sample per row of logits (rows, vocab) in float32; None for a row with NaN or inf."""
+def sample(
+    logits: Tensor, rows: Sequence[SamplingRow], best: Sequence[int] | None = None
+) -> list[Sample | None]:
+    """One sample per row of logits (rows, vocab) in float32; None for a row with NaN or inf.
+
+    `best` is `most_likely(logits)` where that is known already.
+    """
+    best = most_likely(logits) if best is None else best
+    samples = [Sample(token) if token >= 0 else None for token in best]
+    special = [i for i, row in enumerate(rows) if not row.is_plain and best[i] >= 0]
+    if special:
+        picked = logits if len(special) == len(rows) else logits[special]
+        found = _sample_special(picked, [rows[i] for i in special])
+        for i, each in zip(special, found, strict=True):
+            samples[i] = each
+    return samples
+
+
+def most_likely(logits: Tensor) -> tuple[int, ...]:
+    """Index of each row's maximum, the first among equals; -1 for a row with NaN or inf."""
     is_sound = torch.isfinite(logits.sum(-1)).tolist()
-    reports = {
-        i: torch.log_softmax(logits[i], -1)
-        for i, row in enumerate(rows)
-        if row.params.logprobs is not None and is_sound[i]
-    }
+    return tuple(t if s else -1 for t, s in zip(_argmax(logits), is_sound, strict=True))
+
+
+def _argmax(logits: Tensor) -> list[int]:
+    """On the CPU by numpy: torch's takes 12 times as long."""
+    found = logits.numpy().argmax(-1) if logits.is_cpu else logits.argmax(-1)
+    indices: list[int] = found.tolist()
+    return indices
+
+
+def _sample_special(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sample]:
+    """Rows of finite logits that want more than the most likely token."""
     tokens = _choose(_adjusted(logits, rows), rows)
-    return [
-        _report(token, reports.get(i), rows[i].params.logprobs) if is_sound[i] else None
-        for i, token in enumerate(tokens)
-    ]
+    return [report(token, logits[i], rows[i].params) for i, token in enumerate(tokens)]
 
 
 def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    tokens = _most_likely(logits)
+    tokens = _argmax(logits)
     random = [i for i, row in enumerate(rows) if not row.is_greedy]
     if random:
         chosen = [rows[i] for i in random]
         picked = logits if len(random) == len(rows) else logits[random]
-        tokens[torch.tensor(random, device=tokens.device)] = _draw(picked, chosen)
-    result: list[int] = tokens.tolist()
-    return result
-
-
-def _most_likely(logits: Tensor) -> Tensor:
-    """Index of each row's maximum. On the CPU by numpy: torch's argmax takes 12 times as long."""
-    if logits.is_cpu:
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    return logits.argmax(-1)
+        for i, token in zip(random, _draw(picked, chosen).tolist(), strict=True):
+            tokens[i] = token
+    return tokens
 
 
 def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

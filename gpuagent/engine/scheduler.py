@@ -34,7 +34,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from gpuagent.engine.admission import LengthDistribution, peak_tokens
-from gpuagent.engine.batch import SchedulerOutput, Sequence, Work
+from gpuagent.engine.batch import WEIGHTS, SchedulerOutput, Sequence, Work
 from gpuagent.engine.kv_cache import Admission, Copy, KVCache, extend_keys
 from gpuagent.engine.pacing import Pace
 from gpuagent.engine.policies import PLANS, Policy
@@ -85,6 +85,7 @@ class Scheduler:
         self.num_cached_tokens = 0
         self.running: dict[str, Sequence] = {}
         self.waiting = WaitingQueue()
+        self.num_joined = 0  # since nobody was running
         self._num_arrivals = 0
         self._returning: list[HostCopy] = []
 
@@ -224,8 +225,9 @@ class _Step:
     drafts: Mapping[str, tuple[int, ...]]
     budget: int = field(init=False)
     num_prompt_tokens: int = 0
-    was_idle: bool = field(init=False)
+    is_forming: bool = field(init=False)
     num_decoding: Counter[LatencyClass] = field(init=False)
+    num_waiting: float = field(init=False)
     work: dict[str, Work] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     swap_outs: list[Swap] = field(default_factory=list)
@@ -233,11 +235,16 @@ class _Step:
 
     def __post_init__(self) -> None:
         scheduler = self.scheduler
-        self.was_idle = not scheduler.running
+        running = scheduler.running.values()
+        if not running:
+            scheduler.num_joined = 0
+        has_room = scheduler.num_joined < scheduler.config.max_num_seqs
+        self.is_forming = has_room and all(s.num_output <= 1 for s in running)
         self.budget = scheduler.config.max_batch_tokens
         self.num_decoding = Counter(
             s.request.latency_class for s in scheduler.running.values() if s.num_to_compute == 1
         )
+        self.num_waiting = self._weigh_waiting()
 
     @property
     def is_empty(self) -> bool:
@@ -247,10 +254,23 @@ class _Step:
     def prompt_room(self, sequence: Sequence) -> int:
         """Tokens that this prompt may take; 0 or less if none."""
         is_realtime = sequence.request.latency_class is LatencyClass.REALTIME
-        num_watched = self.num_decoding[LatencyClass.REALTIME]
-        num_watched += 0 if is_realtime else self.num_decoding[LatencyClass.STANDARD]
-        limit = self.scheduler.pace.prompt_budget(num_watched)
+        watched = [LatencyClass.REALTIME, *(() if is_realtime else (LatencyClass.STANDARD,))]
+        num_watched = sum(WEIGHTS[each] * self.num_decoding[each] for each in watched)
+        limit = self.scheduler.pace.prompt_budget(num_watched, self.num_waiting)
         return min(self.budget, limit - self.num_prompt_tokens)
+
+    def _weigh_waiting(self) -> float:
+        """The weights of those whose first token is still to come and who have or find a slot."""
+        scheduler = self.scheduler
+        running = Counter(s.request.latency_class for s in scheduler.running.values())
+        num_free = scheduler.config.max_num_seqs - len(scheduler.running)
+        total = 0.0
+        for each in LatencyClass:
+            num_starting = min(scheduler.waiting.count(each), num_free)
+            num_free -= num_starting
+            num_prompts = running[each] - self.num_decoding[each]
+            total += WEIGHTS[each] * (num_prompts + num_starting)
+        return total
 
     def output(self, number: int) -> SchedulerOutput:
         """The finished plan."""
@@ -355,6 +375,7 @@ class _Step:
         sequence.is_protected = scheduler.waiting.is_starving(sequence.request.latency_class)
         scheduler.waiting.remove(name)
         scheduler.running[name] = sequence
+        scheduler.num_joined += 1
         sequence.num_computed = admitted.num_cached
         if sequence.host_copy:
             self._bring_back(sequence, sequence.host_copy)

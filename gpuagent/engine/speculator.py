@@ -167,11 +167,10 @@ class DraftModelProposer:
     def _guess(self, drafts: list[_Draft], result: StepResult) -> None:
         if not drafts:
             return
-        best = result.logits.argmax(-1).tolist()
         for i, draft in enumerate(drafts):
             row = self._row_of(draft.sequence, draft.guesses)
             if is_certain(row):
-                draft.guesses.append(best[i])
+                draft.guesses.append(max(result.best[i], 0))
             else:
                 tokens, drawn_from = draw_drafts(result.logits[i : i + 1], [row])
                 draft.guesses += tokens

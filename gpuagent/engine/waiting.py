@@ -57,6 +57,10 @@ class WaitingQueue:
         line = self._lines[latency_class]
         return line[0] if line else None
 
+    def count(self, latency_class: LatencyClass) -> int:
+        """How many of a class wait."""
+        return len(self._lines[latency_class])
+
     def first(self) -> Sequence | None:
         """The most urgent class's head; the higher class among equals."""
         present = [each for each in LatencyClass if self._lines[each]]

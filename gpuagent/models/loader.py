@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpuagent.models.config import read_json
 from gpuagent.models.errors import LoadError
+from gpuagent.models.mapping import MappedFiles
 
 MAX_TENSORS = 100_000
 MAX_HEADER_BYTES = 100_000_000
@@ -41,6 +42,7 @@ def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
         found = dict(_open_tensors(path))
         if names is not None and set(found) != names:
             raise LoadError("manifest_invalid", f"{path.name} does not hold what the index says")
+        MappedFiles().forget(found.values())  # checked; read again when they are used
         tensors |= found
     return tensors
 

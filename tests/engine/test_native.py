@@ -239,3 +239,35 @@ def test_an_executor_deletes_its_team():
     del native
     assert deleted == [team]
     library.team_delete(team)
+
+
+@pytest.mark.parametrize("quantization", PRECISIONS)
+def test_a_step_scores_what_a_forward_pass_and_the_head_score(quantization):
+    """In one call, with a last layer that computes the wanted rows alone: the same bits."""
+    whole, stepped = executor(quantization), executor(quantization)
+    works = [
+        work("long", prompt(1, 45), 0, [0, 1, 2]),
+        Work("part", 0, tuple(prompt(2, 20)), (3, 4), samples=False),
+        work("one", [5], 0, [5]),
+        Work("drafts", 0, tuple(prompt(3, 9)), (6,), samples=True, num_drafts=3),
+    ]
+    hidden = whole.forward(works)
+    expected = whole.logits(hidden[[44, 65, 71, 72, 73, 74]])
+    scores = stepped.step(works)
+    assert torch.equal(scores.logits, expected)
+    assert list(scores.best) == expected.argmax(-1).tolist()
+    assert scores.unsound == ()
+    following = [work("part", [7], 20, [3, 4])]
+    assert torch.equal(stepped.step(following).logits, whole.logits(whole.forward(following)))
+    assert stepped.step(works[1:2]).best == ()
+
+
+@pytest.mark.parametrize("quantization", PRECISIONS)
+def test_a_step_names_the_works_that_leave_nan(quantization):
+    native = executor(quantization)
+    weights = native._tensors[0]  # the first norm's
+    native.step([work("good", [3], 0, [1])])
+    weights[0] = math.nan
+    scores = native.step([work("bad", [3, 4], 0, [1]), work("worse", [4], 0, [2])])
+    assert [each.request_id for each in scores.unsound] == ["bad", "worse"]
+    assert scores.best == (-1, -1)

@@ -49,6 +49,15 @@ def test_a_static_batch_runs_until_all_members_have_finished():
     assert steps == [{"a", "b"}, {"b"}, {"b"}, {"c"}]
 
 
+def test_a_static_batch_fills_all_its_slots_before_anybody_decodes():
+    """Also where the prompts take several steps: a batch is not what one budget holds."""
+    d = driver(max_num_seqs=3, max_batch_tokens=4, policy=Policy.STATIC)
+    for i, name in enumerate("abcd"):
+        d.add(request(name, [i, 10, 11, 12], max_tokens=2))
+    steps = [computed_tokens(d.step()) for _ in range(5)]
+    assert steps == [{"a": 4}, {"b": 4}, {"c": 4}, {"a": 1, "b": 1, "c": 1}, {"d": 4}]
+
+
 def test_the_next_slot_goes_to_the_higher_class():
     d = driver(max_num_seqs=1)
     for name, latency_class in (("b", BATCH), ("s", STANDARD), ("r", REALTIME)):
@@ -181,6 +190,19 @@ def test_prompts_get_what_the_target_inter_token_time_leaves():
         d.step()
         d.add(request("b", range(200)))
         assert computed_tokens(d.step()) == {"a": 1, "b": expected}
+
+
+def test_many_prompts_are_held_back_less_than_one():
+    """1, 2 and 3 waiting beside one decoding let a step take 100, 200 and 300 ms."""
+    for num_waiting, expected in ((1, 16), (2, 32), (3, 52)):
+        d = driver(max_batch_tokens=64, num_blocks=200, target_itl_seconds=0.1)
+        for num_extra in (0, 8, 16):
+            d.scheduler.pace.cost.observe(num_extra, 0.04 + 0.005 * num_extra)
+        d.add(request("a", [1], max_tokens=30))
+        d.step()
+        for i in range(num_waiting):
+            d.add(request(f"b{i}", range(i, 200 + i)))
+        assert computed_tokens(d.step()) == {"a": 1, "b0": expected}
 
 
 @pytest.mark.parametrize(

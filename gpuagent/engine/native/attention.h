@@ -49,16 +49,22 @@ struct Cache {
             key_inverse = set_scale(key_scales[at * BLOCK + offset], key);
             value_inverse = set_scale(value_scales[at * BLOCK + offset], value);
         }
-        for (int64_t d = 0; d < head_dim; d++) {
-            tokens[d * BLOCK] = rounded(key[d] * key_inverse);
-            row[d] = rounded(value[d] * value_inverse);
+        for (int64_t d = 0; d < head_dim; d += LANES) {
+            alignas(64) T part[LANES];
+            keep(part, load(key + d), key_inverse);
+            for (int i = 0; i < LANES; i++) tokens[(d + i) * BLOCK] = part[i];
+            keep(row + d, load(value + d), value_inverse);
         }
     }
 
   private:
-    static T rounded(float x) {
-        if constexpr (sizeof(T) == 1) return T(std::nearbyint(x));
-        return T(x);
+    static void keep(T* to, Vec x, float inverse) {
+        if constexpr (sizeof(T) == 1) {
+            x = rounded(x * inverse);
+            store(to, __builtin_convertvector(x == x ? x : Vec{}, IVec));
+        } else {
+            store(to, x);
+        }
     }
 
     // The scale of a vector, and its inverse; NaN and infinity go on in the scale.

@@ -5,6 +5,12 @@
 //
 //     norm -> qkv -> rotate, store keys and values -> attention -> output -> norm -> gate, up
 //     -> [int8: quantise] -> down
+//
+// Of the tokens of a prompt only the last one's scores are wanted. The last layer stores the keys
+// and values of all, and computes the rest for the wanted rows alone, which move to the front:
+//
+//     rows     0 1 2 3 4 5 | 6     a prompt of 6 tokens beside one that decodes
+//     wanted             5   6     -> rows 0 and 1 of the last attention, MLP and head
 #include <memory>
 #include <sys/mman.h>
 #include <time.h>
@@ -48,6 +54,11 @@ struct Batch {
     float *key_scales, *value_scales;   // null for float32
     int64_t num_blocks;                 // the null block included
     int64_t null_block;
+    const int32_t* wanted;  // rows whose scores are wanted, ascending; null: hidden states of all
+    int64_t num_wanted;
+    float* logits;    // (wanted, vocabulary rounded up to PANEL)
+    int32_t* best;    // (wanted): the first of the highest scores; -1 where they are not finite
+    uint8_t* unsound; // (tokens): 1 where hidden state, key or value is not finite
 };
 
 namespace {
@@ -80,6 +91,7 @@ class Clock {
 struct Item {
     const Span* span;
     int32_t head, first, count;
+    int32_t to;  // row of the output
 };
 
 // Numbers handed out to whoever is free, with fresh counters for each phase. A phase has ended when
@@ -132,13 +144,18 @@ template <class T>
 class Step {
   public:
     Step(const Model& model, const Workspace& space, const Batch& batch, Team& team)
-        : m(model), s(space), b(batch), team_(team), shares_((model.num_layers * 9 + 2) * team.size()),
+        : m(model), s(space), b(batch), team_(team), shares_((model.num_layers * 9 + 7) * team.size()),
           is_int8_(model.layers[0].qkv.takes_int8()) {
         for (int64_t i = 0; i < b.num_spans; i++)
             for (int32_t first = 0; first < b.spans[i].count; first += QUERY_TOKENS)
-                for (int32_t head = 0; head < m.kv_heads; head++)
-                    items_.push_back({&b.spans[i], head, first,
-                                      std::min(QUERY_TOKENS, b.spans[i].count - first)});
+                add_items(items_, b.spans[i], first,
+                          std::min(QUERY_TOKENS, b.spans[i].count - first),
+                          b.spans[i].row + first);
+        const Span* span = b.spans;
+        for (int32_t i = 0; i < b.num_wanted; i++) {
+            while (b.wanted[i] >= span->row + span->count) span++;
+            add_items(wanted_items_, *span, b.wanted[i] - span->row, 1, i);
+        }
     }
 
     void operator()(int thread) {
@@ -150,13 +167,13 @@ class Step {
             shares_.wait(slot, total);
             clock.charge(part);
         };
+        int64_t num = b.num_tokens;
         auto product = [&](const Linear& w, const float* x, Target out) {
-            multiply(thread, phase++, w, x, out, b.num_tokens);
+            multiply(thread, phase++, w, x, out, num);
             clock.charge(PRODUCTS);
         };
         auto rows = [&](auto work) {
-            int64_t chunk = std::max<int64_t>(1, b.num_tokens / (4 * team_.size()));
-            each(b.num_tokens, chunk, [&](int64_t i, int64_t end) {
+            each(num, std::max<int64_t>(1, num / (4 * team_.size())), [&](int64_t i, int64_t end) {
                 for (; i < end; i++) work(i);
             });
         };
@@ -164,11 +181,17 @@ class Step {
         for (int64_t l = 0; l < m.num_layers; l++) {
             const Layer& layer = m.layers[l];
             const Cache<T> cache = cache_of(l);
+            const bool is_last = b.wanted && l + 1 == m.num_layers;
+            const auto& items = is_last ? wanted_items_ : items_;
             rows([&](int64_t row) { norm(row, layer.attention_norm); });
             product(layer.qkv, s.normed, {s.qkv, qkv_width(), STORE});
+            if (is_last) rows([&](int64_t row) { check(row); });
             rows([&](int64_t row) { keep(row, cache); });
-            each(items_.size(), 1, [&](int64_t i, int64_t) { attend_item(i, cache); },
+            if (is_last) num = b.num_wanted;
+            if (!num) return;
+            each(items.size(), 1, [&](int64_t i, int64_t) { attend_item(items, i, cache); },
                  ATTENTION);
+            if (is_last) each(1, 1, [&](int64_t, int64_t) { gather(); });
             product(layer.output, s.attended, {s.hidden, m.hidden, ADD});
             rows([&](int64_t row) { norm(row, layer.mlp_norm); });
             product(layer.gate_up, s.normed, {s.activated, m.middle, SWIGLU});
@@ -176,6 +199,10 @@ class Step {
             else phase++;
             product(layer.down, s.activated, {s.hidden, m.hidden, ADD});
         }
+        if (!b.wanted) return;
+        rows([&](int64_t row) { norm(row, m.norm); });
+        product(m.head, s.normed, {b.logits, m.head.panels() * PANEL, STORE});
+        each(num, 1, [&](int64_t row, int64_t) { choose(row); });
     }
 
     // Logits (num, vocabulary rounded up to PANEL) of some rows of the hidden states.
@@ -198,6 +225,57 @@ class Step {
         return {static_cast<T*>(b.keys) + pieces * size, static_cast<T*>(b.values) + pieces * size,
                 b.key_scales + pieces * BLOCK, b.value_scales + pieces * BLOCK, m.kv_heads,
                 m.head_dim, b.null_block};
+    }
+
+    void add_items(std::vector<Item>& items, const Span& span, int32_t first, int32_t count,
+                   int32_t to) {
+        for (int32_t head = 0; head < m.kv_heads; head++)
+            items.push_back({&span, head, first, count, to});
+    }
+
+    // Before the last layer's keys and values are stored: is all that this token leaves finite?
+    // Whatever went wrong in a layer before has stayed in the hidden state.
+    void check(int64_t row) {
+        const float total = sum(s.hidden + row * m.hidden, m.hidden) +
+                            sum(s.qkv + row * qkv_width(), qkv_width());
+        b.unsound[row] = !(total - total == 0.0f);
+    }
+
+    static float sum(const float* x, int64_t count) {
+        Vec total = {};
+        for (int64_t i = 0; i < count; i += LANES) total += load(x + i);
+        return sum_of(total);
+    }
+
+    // Hidden states of the wanted rows to the front.
+    void gather() {
+        for (int64_t i = 0; i < b.num_wanted; i++)
+            std::memmove(s.hidden + i * m.hidden, s.hidden + b.wanted[i] * m.hidden,
+                         m.hidden * sizeof(float));
+    }
+
+    void choose(int64_t row) {
+        const float* x = b.logits + row * m.head.panels() * PANEL;
+        const int64_t count = m.head.outputs, whole = count / LANES * LANES;
+        const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        Vec most = splat(-INFINITY), total = {};
+        IVec where = {};
+        for (int64_t i = 0; i < whole; i += LANES) {
+            Vec scores = load(x + i);
+            where = scores > most ? lanes + int32_t(i) : where;
+            most = maximum(scores, most);
+            total += scores;
+        }
+        float sum = sum_of(total), highest = -INFINITY;
+        int32_t best = 0;
+        for (int i = 0; i < LANES; i++)
+            if (most[i] > highest || (most[i] == highest && where[i] < best))
+                highest = most[i], best = where[i];
+        for (int64_t i = whole; i < count; i++) {
+            sum += x[i];
+            if (x[i] > highest) highest = x[i], best = int32_t(i);
+        }
+        b.best[row] = sum - sum == 0.0f ? best : -1;
     }
 
     void embed(int64_t row) {
@@ -255,16 +333,16 @@ class Step {
         }
     }
 
-    void attend_item(int64_t index, const Cache<T>& cache) {
-        const Item& item = items_[index];
-        const Item& later = items_[std::min<int64_t>(index + team_.size(), items_.size() - 1)];
+    void attend_item(const std::vector<Item>& items, int64_t index, const Cache<T>& cache) {
+        const Item& item = items[index];
+        const Item& later = items[std::min<int64_t>(index + team_.size(), items.size() - 1)];
         const int64_t per_kv = m.heads / m.kv_heads, dim = m.head_dim, width = m.heads * dim;
         std::vector<Row> rows;
         rows.reserve(item.count * per_kv);
         for (int64_t t = item.first; t < item.first + item.count; t++) {
             for (int64_t h = item.head * per_kv; h < (item.head + 1) * per_kv; h++) {
-                int64_t row = item.span->row + t;
-                float* output = s.attended + row * width + h * dim;
+                const int64_t row = item.span->row + t, to = item.to + t - item.first;
+                float* output = s.attended + to * width + h * dim;
                 std::fill(output, output + dim, 0.0f);
                 rows.push_back({s.qkv + row * qkv_width() + h * dim, output, item.span->start + t,
                                 {-INFINITY, Vec{}}});
@@ -283,7 +361,7 @@ class Step {
     Team& team_;
     Shares shares_;
     bool is_int8_;
-    std::vector<Item> items_;
+    std::vector<Item> items_, wanted_items_;
 };
 
 // Signed bytes with one scale per output; returns the scale.

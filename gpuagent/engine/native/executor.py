@@ -15,21 +15,31 @@ import ctypes
 import math
 from array import array
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
 from gpuagent.engine.batch import Work
 from gpuagent.engine.kv_cache import Copy
+from gpuagent.engine.model_runner import Scores, wanted_rows
 from gpuagent.engine.native import structs
 from gpuagent.engine.native.build import KernelsUnavailable, kernels
 from gpuagent.engine.native.kv import BLOCK_SIZE, BlockedKV
-from gpuagent.engine.native.packing import PANEL, PackedLinear, interleaved, pack, stacked
+from gpuagent.engine.native.packing import (
+    PANEL,
+    Arena,
+    PackedLinear,
+    interleaved,
+    pack,
+    padded_outputs,
+    stacked,
+)
 from gpuagent.models.config import ModelConfig
 from gpuagent.models.grouped import GroupLinear
 from gpuagent.models.layers import Linear
 from gpuagent.models.llama import Layer, LlamaModel
+from gpuagent.models.mapping import MappedFiles
 
 LANES = 16
 
@@ -67,10 +77,13 @@ class NativeExecutor:
         self._tensors: list[Tensor] = []
         self._is_int8 = is_int8
         self._max_tokens = max_batch_tokens
+        self._arena = Arena(self._library, packed_bytes(model.config, is_int8))
         self._model = self._pack_model(model)
         self._seconds = torch.zeros(3, dtype=torch.float64)
         self._hidden, self._workspace = self._allocate(max_batch_tokens)
-        self._logits = torch.empty(0)
+        self._padded_vocab = padded_outputs(model.config.vocab_size)
+        self._logits = torch.empty(0, self._padded_vocab)
+        self._unsound = torch.zeros(max_batch_tokens, dtype=torch.uint8)
         self._team = self._library.team_new(torch.get_num_threads())
 
     def __del__(self) -> None:
@@ -100,31 +113,39 @@ class NativeExecutor:
         products, attention, rest = self._seconds.tolist()
         return products, attention, rest
 
+    def step(self, works: Sequence[Work]) -> Scores:
+        """Store keys and values of the works' tokens, and score what they ask for, in one call.
+
+        The logits are valid until the next.
+        """
+        batch, keep_alive = self._describe(works)
+        wanted = array("i", wanted_rows(works))
+        best = array("i", bytes(wanted.itemsize * len(wanted)))
+        batch.wanted, batch.num_wanted = wanted.buffer_info()
+        batch.best, batch.unsound = best.buffer_info()[0], self._unsound.data_ptr()
+        batch.logits = self._logits_for(len(wanted)).data_ptr()
+        self._forward(batch)
+        del keep_alive
+        logits = self._logits[: len(wanted), : self._config.vocab_size]
+        return Scores(logits, tuple(best), self._find_unsound(works, batch.num_tokens))
+
     def forward(self, works: Sequence[Work]) -> Tensor:
         """Hidden states (T, hidden) of the works' tokens side by side, valid until the next."""
         batch, keep_alive = self._describe(works)
-        self._library.decoder_forward(
-            self._team,
-            ctypes.byref(self._model),
-            ctypes.byref(self._workspace),
-            ctypes.byref(batch),
-        )
+        self._forward(batch)
         del keep_alive
         return self._hidden[: batch.num_tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores (rows, vocab) in float32 of hidden states (rows, hidden), valid until the next."""
         hidden, vocab = hidden.contiguous(), self._config.vocab_size
-        padded = -(-vocab // PANEL) * PANEL
-        if len(self._logits) < len(hidden):
-            self._logits = torch.empty(len(hidden), padded)
         self._library.decoder_logits(
             self._team,
             ctypes.byref(self._model),
             ctypes.byref(self._workspace),
             hidden.data_ptr(),
             len(hidden),
-            self._logits.data_ptr(),
+            self._logits_for(len(hidden)).data_ptr(),
         )
         return self._logits[: len(hidden), :vocab]
 
@@ -143,6 +164,29 @@ class NativeExecutor:
     def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
         """Set the contents of blocks."""
         self.kv.write_blocks(blocks, contents)
+
+    def _forward(self, batch: structs.Batch) -> None:
+        self._library.decoder_forward(
+            self._team,
+            ctypes.byref(self._model),
+            ctypes.byref(self._workspace),
+            ctypes.byref(batch),
+        )
+
+    def _logits_for(self, num: int) -> Tensor:
+        if len(self._logits) < num:
+            self._logits = torch.empty(num, self._padded_vocab)
+        return self._logits
+
+    def _find_unsound(self, works: Sequence[Work], num_tokens: int) -> tuple[Work, ...]:
+        """The works with a token that has left something in the cache that is not finite."""
+        marks = bytes(self._unsound[:num_tokens].numpy())
+        if not any(marks):
+            return ()
+        ends = list(accumulate(len(work.token_ids) for work in works))
+        return tuple(
+            w for w, e in zip(works, ends, strict=True) if any(marks[e - len(w.token_ids) : e])
+        )
 
     def _describe(self, works: Sequence[Work]) -> tuple[structs.Batch, list["array[int]"]]:
         spans, table, row = array("i"), 0, 0
@@ -170,13 +214,17 @@ class NativeExecutor:
 
     def _pack_model(self, model: LlamaModel) -> structs.Model:
         config = self._config
-        layers = (structs.Layer * config.num_layers)()
+        layers, files = (structs.Layer * config.num_layers)(), MappedFiles()
         for i, layer in enumerate(model.take_layers()):
             self._pack_layer(layer, layers[i])
+            mlp = layer.mlp
+            files.forget(_matrices(layer.query, layer.key, layer.value, layer.output))
+            files.forget(_matrices(mlp.gate, mlp.up, mlp.down))
         embedding = model.embedding
         head = self._pack([model.head], stacked([config.vocab_size]))
         is_plain = not (self._is_int8 or isinstance(model.head, GroupLinear))
         is_in_head = is_plain and model.head.weight is embedding
+        files.forget(_matrices(model.head))
         cosines, sines = model.rope.tables()
         half = config.head_dim // 2
         return structs.Model(
@@ -184,7 +232,7 @@ class NativeExecutor:
             num_layers=config.num_layers,
             head=head,
             norm=self._keep(model.norm.weight),
-            embedding=None if is_in_head else self._keep(embedding.clone()),
+            embedding=None if is_in_head else self._use(embedding),
             cosines=self._keep(cosines[:, :half]),
             sines=self._keep(sines[:, :half]),
             hidden=config.hidden_size,
@@ -213,12 +261,16 @@ class NativeExecutor:
         return [num * config.head_dim for num in (heads, kv_heads, kv_heads)]
 
     def _pack(self, parts: Sequence[Linear], places: Sequence[Tensor]) -> structs.Linear:
-        packed = pack(self._library, parts, places, self._is_int8)
+        packed = pack(self._library, parts, places, self._is_int8, self._arena)
         self._packed.append(packed)
         return packed.struct
 
     def _keep(self, tensor: Tensor) -> int:
-        self._tensors.append(tensor.float().contiguous().clone())
+        return self._use(tensor.float().contiguous().clone())
+
+    def _use(self, tensor: Tensor) -> int:
+        """Without a copy where it is float32: of a mapped table only the used rows are read."""
+        self._tensors.append(tensor.float().contiguous())
         return self._tensors[-1].data_ptr()
 
     def _allocate(self, num: int) -> tuple[Tensor, structs.Workspace]:
@@ -237,6 +289,24 @@ class NativeExecutor:
         self._buffers = (*buffers, *quantised)
         addresses = [buffer.data_ptr() for buffer in self._buffers]
         return buffers[0], structs.Workspace(*addresses)
+
+
+def _matrices(*parts: Linear) -> list[Tensor]:
+    return [part.weight for part in parts if not isinstance(part, GroupLinear)]
+
+
+def packed_bytes(config: ModelConfig, is_int8: bool) -> int:
+    """Bytes of all packed matrices without their scales and biases."""
+    attended, hidden = config.num_heads * config.head_dim, config.hidden_size
+    qkv = attended + 2 * config.num_kv_heads * config.head_dim
+    layer = (
+        padded_outputs(qkv) * hidden
+        + padded_outputs(hidden) * attended
+        + padded_outputs(2 * config.intermediate_size) * hidden
+        + padded_outputs(hidden) * config.intermediate_size
+    )
+    weights = config.num_layers * layer + padded_outputs(config.vocab_size) * hidden
+    return weights if is_int8 else 4 * weights
 
 
 def _slots(work: Work) -> list[int]:

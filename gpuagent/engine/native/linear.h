@@ -7,8 +7,9 @@
 //     panel 1   w[32..63][0] ...
 //
 // Rows of x go through a panel in tiles of up to 12 (24 accumulators, 2 weights, the rest for
-// broadcasts). With few rows reading W is the cost, so while the tiles of one panel are computed
-// the next panel is fetched, a part with each tile.
+// broadcasts). One tile reads W in a stream, which the hardware foresees. With several tiles the
+// memory would rest while all but the first are computed, so meanwhile the next panel is fetched,
+// a part with each tile.
 //
 // int8: weights are signed with one scale per output, stored + 128 as unsigned (the multiply
 // instruction wants one operand of each kind); activations are signed with one scale per token
@@ -183,7 +184,8 @@ static void linear(const Linear& w, const Rows& x, const Target& out, int64_t fi
     const int64_t bytes = w.inputs * PANEL * (w.scales ? 1 : 4);
     for (int64_t panel = first; panel < last; panel++) {
         const char* next = static_cast<const char*>(w.weight) + (panel + 1) * bytes;
-        const int64_t part = panel + 1 < limit && tiles <= 32 ? bytes / tiles / 64 * 64 : 0;
+        const bool is_worth_it = panel + 1 < limit && tiles > 1 && tiles <= 32;
+        const int64_t part = is_worth_it ? bytes / tiles / 64 * 64 : 0;
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = x.count * t / tiles, end = x.count * (t + 1) / tiles;
             tile<12>(w, panel, x, row, end - row, out, next + t * part, part);
@@ -202,14 +204,10 @@ static void quantise(const float* x, int64_t count, int8_t* q, float* scales, in
         float inverse = largest > 0.0f && total - total == 0.0f ? 127.0f / largest : 0.0f;
         IVec sum = {};
         for (int half = 0; half < 2; half++) {
-            const Vec magic = splat(12582912.0f);
-            Vec rounded = (parts[half] * inverse + magic) - magic;
-            IVec whole = __builtin_convertvector(rounded, IVec);
+            IVec whole = __builtin_convertvector(rounded(parts[half] * inverse), IVec);
             sum += whole;
-            for (int i = 0; i < LANES; i++) q[g * GROUP + half * LANES + i] = int8_t(whole[i]);
+            store(q + g * GROUP + half * LANES, whole);
         }
-        int32_t all = 0;
-        for (int i = 0; i < LANES; i++) all += sum[i];
-        starts[g] = -128 * all;
+        starts[g] = -128 * sum_of(sum);
     }
 }

@@ -1,6 +1,8 @@
 """Weights in the layout that the kernels read; see linear.h.
 
-Several projections of the same input become one matrix, so that a step reads one stream:
+Several projections of the same input become one matrix, and all matrices lie in one `Arena` in
+the order in which a step reads them, so that it reads one stream, in pages of 2 MiB (which the
+two or three megabytes of a matrix alone would seldom fill):
 
     q, k, v      -> qkv: rows 0..H*D-1, then the keys', then the values'
     gate, up     -> panels of 16 gates and their 16 ups, so that silu(gate) * up is computed
@@ -24,6 +26,21 @@ from gpuagent.models.layers import Linear
 PANEL = 32
 GROUP = 32
 HALF = PANEL // 2
+HUGE_PAGE = 2 << 20
+
+
+class Arena:
+    """One piece of memory, handed out front to back."""
+
+    def __init__(self, library: ctypes.CDLL, num_bytes: int) -> None:
+        self._memory = torch.empty(num_bytes + HUGE_PAGE, dtype=torch.uint8)
+        library.advise_huge(self._memory.data_ptr(), self._memory.nbytes)
+        self._used = -self._memory.data_ptr() % HUGE_PAGE
+
+    def take(self, num: int, dtype: torch.dtype) -> Tensor:
+        """The next `num` elements, not initialised."""
+        start, self._used = self._used, self._used + num * dtype.itemsize
+        return self._memory[start : self._used].view(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +68,21 @@ def interleaved(size: int) -> list[Tensor]:
 
 
 def pack(
-    library: ctypes.CDLL, parts: Sequence[Linear], places: Sequence[Tensor], is_int8: bool
+    library: ctypes.CDLL,
+    parts: Sequence[Linear],
+    places: Sequence[Tensor],
+    is_int8: bool,
+    arena: Arena | None = None,
 ) -> PackedLinear:
     """One matrix of several; output i of part p becomes output places[p][i]."""
     if isinstance(parts[0], GroupLinear):
         return _pack_groups([part for part in parts if isinstance(part, GroupLinear)], places)
     inputs = parts[0].weight.shape[1]
     outputs = sum(part.weight.shape[0] for part in parts)
-    padded = -(-outputs // PANEL) * PANEL
+    padded = padded_outputs(outputs)
     dtype = torch.uint8 if is_int8 else torch.float32
-    weight = torch.empty(padded * inputs, dtype=dtype)
-    library.advise_huge(weight.data_ptr(), weight.nbytes)
+    arena = arena or Arena(library, padded * inputs * dtype.itemsize)
+    weight = arena.take(padded * inputs, dtype)
     weight[outputs // PANEL * PANEL * inputs :] = 0  # of a last panel that is not full
     scales = torch.zeros(padded) if is_int8 else None
     bias = torch.zeros(padded) if any(part.bias is not None for part in parts) else None
@@ -110,6 +131,11 @@ def _placed(parts: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
     for part, place in zip(parts, places, strict=True):
         rows[place] = part
     return rows
+
+
+def padded_outputs(outputs: int) -> int:
+    """Outputs in whole panels."""
+    return -(-outputs // PANEL) * PANEL
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -80,4 +80,9 @@ class Batch(Structure):
         ("value_scales", c_void_p),
         ("num_blocks", c_int64),
         ("null_block", c_int64),
+        ("wanted", c_void_p),
+        ("num_wanted", c_int64),
+        ("logits", c_void_p),
+        ("best", c_void_p),
+        ("unsound", c_void_p),
     )

@@ -27,16 +27,33 @@ static inline Vec load(const int8_t* p) {
     return __builtin_convertvector(wide, Vec);
 }
 static inline void store(float* p, Vec v) { *reinterpret_cast<VecU*>(p) = v; }
-static inline Vec splat(float x) { return Vec{} + x; }
+static inline void store(int8_t* p, IVec v) {  // the low byte of each
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int i = 0; i < LANES; i++) p[i] = int8_t(v[i]);
+#endif
+}
+// Element by element, which becomes one broadcast from memory. `Vec{} + x` was rejected: it adds a
+// zero first, to turn -0 into 0, and then broadcasts within registers, two operations more for
+// every two multiply-adds.
+static inline Vec splat(float x) {
+    return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+static inline Vec rounded(Vec x) {  // to integers, |x| < 2^22
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds
+    return (x + magic) - magic;
+}
 static inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 
-template <int D>
-static inline Vec rotated(Vec v) {
+template <int D, class V>
+static inline V rotated(V v) {
     IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return __builtin_shuffle(v, (lanes + D) & 15);
 }
 
-static inline float sum_of(Vec v) {
+template <class V>
+static inline auto sum_of(V v) {
     v += rotated<8>(v);
     v += rotated<4>(v);
     v += rotated<2>(v);
@@ -55,10 +72,9 @@ static inline float max_of(Vec v) {
 // e^x to about one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial
 // for e^r (Cephes expf). Below -87 the result is 2^-126, above 88 it is about 2^127.
 static inline Vec exp_of(Vec x) {
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     x = x < -87.0f ? splat(-87.0f) : x;  // NaN passes both
     x = x > 88.0f ? splat(88.0f) : x;
-    Vec n = (x * 1.44269504088896341f + magic) - magic;
+    Vec n = rounded(x * 1.44269504088896341f);
     Vec r = x - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
     Vec p = splat(1.9875691500e-4f);
