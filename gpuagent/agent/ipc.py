@@ -4,10 +4,12 @@ A frame is a 4-byte big-endian length and one MessagePack value: an array whose 
 the message. The worker makes wire deltas itself, so that the agent only sorts them by gateway::
 
     agent  -> worker   Load  Unload  Add  Cancel  Shutdown
+                       Adopt  Free                           of a replica on two workers: ``pairs``
     worker -> agent    Progress*  Loaded | LoadFailed        one of the two ends each Load
                        StepOutputs                           after each step that produced something
                        ReplicaFailed | Unloaded
                        Stats                                 while it works, at most 5/s
+                       HandOver  Taken                       of a replica on two workers
 
 Pickle was rejected: whoever can write into the pipe would own the process.
 """
@@ -27,12 +29,18 @@ _LENGTH = struct.Struct(">I")
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
-    """What a worker knows from its start."""
+    """What a worker knows from its start.
+
+    ``role`` is both, or what it does of a replica on two workers: prefill | decode; then ``arena``
+    is the descriptor of the memory that they share.
+    """
 
     device: Device
     threads: int
     model_cache: str
     file_roots: tuple[str, ...] = ()
+    role: str = "both"
+    arena: int = -1
 
 
 class Ipc(msgspec.Struct, frozen=True, array_like=True):
@@ -54,6 +62,29 @@ class Add(Ipc, frozen=True, tag="add"):
 class Cancel(Ipc, frozen=True, tag="cancel"):
     replica_id: str
     request_id: str
+
+
+class Continuation(msgspec.Struct, frozen=True, array_like=True):
+    """Where a request stands (see ``engine.request.HandOver``) and where its keys and values are:
+    ``size`` bytes of the shared memory from ``start`` on."""
+
+    token_ids: tuple[int, ...]
+    seed: int
+    num_computed: int
+    num_cached: int
+    start: int
+    size: int
+
+
+class Adopt(Ipc, frozen=True, tag="adopt"):
+    request: Generate
+    state: Continuation
+
+
+class Free(Ipc, frozen=True, tag="free"):
+    """The other worker has read what was handed over at ``start``."""
+
+    start: int
 
 
 class Shutdown(Ipc, frozen=True, tag="shutdown"):
@@ -105,6 +136,19 @@ class StepOutputs(Ipc, frozen=True, tag="outputs"):
     deltas: list[Delta]
 
 
+class HandOver(Ipc, frozen=True, tag="hand_over"):
+    """A request whose prompt is computed; this worker has forgotten it."""
+
+    replica_id: str
+    request_id: str
+    state: Continuation
+
+
+class Taken(Ipc, frozen=True, tag="taken"):
+    replica_id: str
+    start: int
+
+
 class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
     """Counters are totals since the replica was loaded; the two ``*_seconds`` split busy time."""
 
@@ -135,8 +179,18 @@ class Stats(Ipc, frozen=True, tag="stats"):
     replicas: list[ReplicaStats]
 
 
-ToWorker = Load | Unload | Add | Cancel | Shutdown
-FromWorker = Progress | Loaded | LoadFailed | ReplicaFailed | Unloaded | StepOutputs | Stats
+ToWorker = Load | Unload | Add | Cancel | Adopt | Free | Shutdown
+FromWorker = (
+    Progress
+    | Loaded
+    | LoadFailed
+    | ReplicaFailed
+    | Unloaded
+    | StepOutputs
+    | Stats
+    | HandOver
+    | Taken
+)
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()

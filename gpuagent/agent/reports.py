@@ -100,7 +100,12 @@ class Reports:
             devices=self._devices(),
             served=node.inference.served,
             finished=node.inference.finished,
-            counts={**node.counts, **node.inference.counts, **self._bus_errors},
+            counts={
+                **node.counts,
+                **node.inference.counts,
+                **self._bus_errors,
+                "handed_over": node.host.num_handed_over,
+            },
         )
 
     def livez(self) -> Answer:

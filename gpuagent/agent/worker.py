@@ -29,16 +29,10 @@ import msgspec
 
 from gpuagent.agent import ipc
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
-from gpuagent.engine.request import (
-    EngineStats,
-    GenerationRequest,
-    LatencyClass,
-    RequestOutput,
-    RequestRejected,
-    SamplingParams,
-)
-from gpuagent.engine.request import TokenLogprob as EngineLogprob
-from gpuagent.wire.messages import Delta, Generate, ReplicaSpec, TokenLogprob, TopLogprob
+from gpuagent.agent.exchange import Exchange
+from gpuagent.agent.translate import logprob, to_engine
+from gpuagent.engine.request import EngineStats, RequestOutput, RequestRejected
+from gpuagent.wire.messages import Delta, Generate, ReplicaSpec
 
 PR_SET_PDEATHSIG = 1
 STATS_INTERVAL_S = 0.2
@@ -85,7 +79,7 @@ class _Replica:
             output.num_cached_tokens,
             output.num_output_tokens,
             0.0 if arrived is None else round(1000 * max(started - arrived, 0.0), 3),
-            tuple(_logprob(entry) for entry in output.logprobs) if output.logprobs else (),
+            tuple(logprob(entry) for entry in output.logprobs) if output.logprobs else (),
         )
 
     def stats(self) -> ipc.ReplicaStats:
@@ -139,6 +133,7 @@ class Worker:
         self._poll.register(self._wake, select.POLLIN)
         self._stats_due = 0.0
         self._stopping = False
+        self._exchange = Exchange(config.arena, end.send) if config.arena >= 0 else None
 
     def run(self) -> None:
         """Serve until Shutdown; raises EOFError when the agent is gone."""
@@ -147,10 +142,17 @@ class Worker:
             self._receive(0 if working else self._idle_timeout())
             for replica in working:
                 self._step(replica)
+            self._settle()
             self._report(bool(working))
 
     def _idle_timeout(self) -> float | None:
         return LOADING_SIGN_OF_LIFE_S if self._loads else None
+
+    def _settle(self) -> None:
+        """Take in requests that the replica's other worker has begun."""
+        if self._exchange and self._exchange.is_waiting:
+            for replica in self._replicas.values():  # there is one
+                self._exchange.settle(replica.model.engine)
 
     def _receive(self, timeout: float | None) -> None:
         ready = self._poll.poll(None if timeout is None else timeout * 1000)
@@ -171,6 +173,12 @@ class Worker:
             case ipc.Cancel(replica_id=replica_id, request_id=request_id):
                 if replica := self._replicas.get(replica_id):
                     replica.model.engine.cancel(request_id)
+                if self._exchange:
+                    self._exchange.cancel(request_id)
+            case ipc.Adopt() if self._exchange:
+                self._exchange.adopt(message)
+            case ipc.Free(start=start) if self._exchange:
+                self._exchange.free(start)
             case ipc.Load(spec=spec):
                 self._start_load(spec)
             case ipc.Unload(replica_id=replica_id):
@@ -185,7 +193,7 @@ class Worker:
             self._refuse(request, "replica_not_ready", "the replica is not loaded here")
             return
         try:
-            replica.model.engine.add(_to_engine(request))
+            replica.model.engine.add(to_engine(request))
             replica.arrivals[request.request_id] = time.monotonic()
         except RequestRejected as error:
             self._refuse(request, error.code, error.message)
@@ -206,6 +214,8 @@ class Worker:
             return
         if deltas:
             self._end.send(ipc.StepOutputs(replica.replica_id, deltas))
+        if self._exchange and self._config.role == "prefill":
+            self._exchange.hand_over(replica.replica_id, replica.model.engine)
 
     def _fail(self, replica: _Replica, error: Exception) -> None:
         """Give up one engine and keep the others; a GPU's context is lost as a whole."""
@@ -306,7 +316,7 @@ def open_model(spec: ReplicaSpec, config: ipc.WorkerConfig, progress: Progress) 
     if spec.source.startswith("simulated://"):
         from gpuagent.agent.backends.simulated import load_simulated
 
-        return load_simulated(spec, progress)
+        return load_simulated(spec, progress, config.role)
     from gpuagent.agent.backends.torch import load_torch  # seconds of import: only where needed
 
     return load_torch(spec, config, progress)
@@ -326,25 +336,6 @@ def _loaded(replica_id: str, model: LoadedModel, seconds: float) -> ipc.Loaded:
         warning_code=model.warning[0],
         warning=model.warning[1],
     )
-
-
-def _to_engine(request: Generate) -> GenerationRequest:
-    """The engine's form of a wire request; raises ValueError for an unknown latency class."""
-    wire = msgspec.structs.asdict(request.sampling)
-    wire.pop("v")
-    wire["logit_bias"] = tuple(request.sampling.logit_bias.items())
-    return GenerationRequest(
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        sampling=SamplingParams(**wire),
-        latency_class=LatencyClass(request.latency_class),
-        cache_salt=request.cache_salt,
-    )
-
-
-def _logprob(entry: EngineLogprob) -> TokenLogprob:
-    top = tuple(TopLogprob(*row) for row in entry.top)
-    return TokenLogprob(entry.token_id, entry.token, entry.logprob, top)
 
 
 def _die_with_parent(parent: int) -> None:

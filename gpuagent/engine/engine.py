@@ -29,6 +29,7 @@ from typing import NamedTuple, Self
 import torch
 from tokenizers import Tokenizer
 
+from gpuagent.engine import hand_over
 from gpuagent.engine.batch import SchedulerOutput, Sequence
 from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
 from gpuagent.engine.drafts import load_draft
@@ -38,6 +39,7 @@ from gpuagent.engine.precision import check_checkpoint, of_dtype
 from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
+    HandOver,
     RequestOutput,
     RequestRejected,
     TokenLogprob,
@@ -213,10 +215,56 @@ class TorchEngine:
         if not self._scheduler.has_work():
             self._counters.last_step_at = time.perf_counter()  # its age begins with the work
         self._scheduler.add(request)
+        seed = request.sampling.seed
+        self._live[request.request_id] = self._begin(
+            request, secrets.randbits(64) if seed is None else seed
+        )
+
+    def decoding(self) -> list[str]:
+        """Requests whose prompt is computed and that have a token."""
+        return [sequence.request_id for sequence in self._scheduler.decoding()]
+
+    def num_bytes_of(self, request_id: str) -> int:
+        """Bytes of the keys and values of a request that is decoding."""
+        return hand_over.num_bytes_of(self._scheduler, self._block_bytes, request_id)
+
+    def detach(self, request_id: str, contents: memoryview) -> HandOver:
+        """Put a decoding request's keys and values into `contents` and forget it."""
+        sequence, live = self._sequence(request_id), self._live[request_id]
+        hand_over.copy_out(self._scheduler, self.executor, request_id, contents)
+        tokens = tuple(sequence.token_ids[sequence.num_prompt :])
+        state = HandOver(tokens, live.seed, sequence.num_computed, sequence.num_cached)
+        self._forget(request_id)
+        return state
+
+    def adopt(
+        self, request: GenerationRequest, state: HandOver, contents: memoryview | None
+    ) -> bool:
+        """Continue a request; see `gpuagent.engine.request.Engine`."""
+        check_sampling(request.sampling, self._model.vocab_size)
+        self._check_tokens(request)
+        copy = None
+        if contents is not None:
+            num_tokens = state.num_computed
+            copy = hand_over.copy_in(self._scheduler, self._runner.host, num_tokens, contents)
+            if copy is None:
+                return False
+        try:
+            self._scheduler.adopt(request, state.token_ids, copy, state.num_cached)
+        except RequestRejected:
+            if copy:
+                self._scheduler.host.release(copy)
+            raise
+        live = self._live[request.request_id] = self._begin(request, state.seed)
+        for token in state.token_ids:
+            live.detokenizer.push(token)  # its text is delivered already
+        return True
+
+    def _begin(self, request: GenerationRequest, seed: int) -> _Live:
         params = request.sampling
-        self._live[request.request_id] = _Live(
+        return _Live(
             request=request,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            seed=seed,
             stop_ids=frozenset(params.stop_token_ids) | (set() if params.ignore_eos else self._eos),
             detokenizer=Detokenizer(self._tokenizer, request.prompt_token_ids, params.stop),
         )

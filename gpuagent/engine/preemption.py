@@ -60,6 +60,11 @@ class SwapSpace:
         blocks = self.pool.allocate(num_blocks)
         return None if blocks is None else HostCopy(tuple(blocks), num_tokens)
 
+    def reserve(self, num_blocks: int, num_tokens: int) -> HostCopy | None:
+        """Room for a request that comes from another engine; None if there is none now."""
+        blocks = self.pool.allocate(num_blocks) if self.pool else None
+        return None if blocks is None else HostCopy(tuple(blocks), num_tokens)
+
     def release(self, copy: HostCopy) -> None:
         """Give a copy's blocks back."""
         assert self.pool is not None

@@ -144,8 +144,29 @@ class EngineStats:
     swapped_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """A request in progress, to be continued by another engine of the same model.
+
+    `token_ids` are the tokens delivered so far; the keys and values of the first `num_computed`
+    tokens, prompt included, go with it as bytes. `seed` makes the rest what it would have been.
+    """
+
+    token_ids: tuple[int, ...]
+    seed: int
+    num_computed: int
+    num_cached: int = 0
+
+
 class Engine(Protocol):
-    """One loaded model. Not thread-safe: one thread calls everything."""
+    """One loaded model. Not thread-safe: one thread calls everything.
+
+    The last four let a second engine go on with what this one began (`hand_over` in the README):
+
+        for name in prefill.decoding():
+            contents = memoryview(bytearray(prefill.num_bytes_of(name)))
+            decode.adopt(request, prefill.detach(name, contents), contents)
+    """
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected for the caller's mistake."""
@@ -161,3 +182,20 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """The engine's counters now."""
+
+    def decoding(self) -> list[str]:
+        """Requests whose prompt is computed and that have a token."""
+
+    def num_bytes_of(self, request_id: str) -> int:
+        """Bytes of the keys and values of a request that is decoding."""
+
+    def detach(self, request_id: str, contents: memoryview) -> HandOver:
+        """Put a decoding request's keys and values into `contents` and forget it."""
+
+    def adopt(
+        self, request: GenerationRequest, state: HandOver, contents: memoryview | None
+    ) -> bool:
+        """Continue a request; False if there is no room for `contents` now.
+
+        Without `contents` keys and values are computed anew. Raises RequestRejected.
+        """

@@ -123,6 +123,17 @@ class Scheduler:
         self._num_arrivals += 1
         self.waiting.add(sequence)
 
+    def adopt(
+        self, request: GenerationRequest, tokens: Seq[int], copy: HostCopy | None, num_cached: int
+    ) -> None:
+        """Queue a request that another engine began and gave `tokens`, as if it had been preempted
+        here with `copy`; raises RequestRejected."""
+        self._check(request)
+        sequence = Sequence(request, self._num_arrivals, [*request.prompt_token_ids, *tokens])
+        sequence.has_started, sequence.num_cached, sequence.host_copy = True, num_cached, copy
+        self._num_arrivals += 1
+        self.waiting.add(sequence)
+
     def finish(self, request_id: str) -> None:
         """Forget a request, for whatever reason it ends; its blocks are free at once."""
         sequence = self.sequence(request_id)

@@ -47,6 +47,10 @@ class HostBuffer:
         self._allocated(contents)[[swap.host for swap in swaps]] = contents.cpu()
         self._count(len(swaps), start)
 
+    def fill(self, blocks: Sequence[int], contents: Tensor) -> None:
+        """Set host blocks to what another engine's `read_blocks` gave."""
+        self._allocated(contents)[list(blocks)] = contents
+
     def swap_in(self, swaps: Sequence[Swap]) -> None:
         """Copy host blocks to the device."""
         assert self._buffer is not None, "nothing was swapped out"

@@ -69,7 +69,7 @@ def test_room_for_one_sequence_is_never_given_to_swap_space():
 
 def test_a_draft_models_weights_and_cache_are_inside_the_budget():
     formats = of_dtype("float32")
-    memory = 2 * (fixed(formats) + ONE)
+    memory = fixed(formats) + fixed(formats.of_draft()) + 2 * ONE
     parts = divide(spec(memory_bytes=memory, swap_bytes=0), CONFIG, formats, LENGTH, CONFIG)
     assert parts.kv_bytes == 2 * ONE
     with pytest.raises(LoadError, match="insufficient_memory"):

@@ -3,10 +3,16 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.adapters.natsbus.publisher import DesiredPublisher
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
-from controlplane.adapters.natsbus.translate import Rejected, node_load
+from controlplane.adapters.natsbus.translate import (
+    Rejected,
+    desired_to_wire,
+    node_load,
+    node_report,
+)
 from controlplane.application.fleet import (
     BusUnavailable,
     DesiredNode,
@@ -23,6 +29,7 @@ from gpuagent.wire.messages import (
     DeviceLoad,
     ObservedState,
     ReplicaLoad,
+    ReplicaStatus,
     Telemetry,
 )
 from tests.application.bus import control, node, until
@@ -45,6 +52,54 @@ async def test_a_node_reads_what_was_decided(nats: NatsServer) -> None:  # noqa:
         assert (state.cluster_id, state.epoch, state.generation) == ("c", 1, 4)
         assert state.replicas[0].source == "simulated://m"
         assert (state.replicas[0].max_batch, state.replicas[0].max_model_len) == (7, 4096)
+
+
+def test_how_a_versions_engine_works_reaches_the_node() -> None:
+    """A draft model only where somebody is to guess with it."""
+    chosen = {
+        "policy": "prefill-first",
+        "quantization": "awq-int4",
+        "kv_cache_dtype": "int8",
+        "speculation": "draft",
+        "draft_model": "file:///small",
+        "swap_bytes": 77,
+        "disaggregation": "prefill-decode",
+    }
+    sent = replace(SPEC, **chosen)
+    (wire,) = desired_to_wire(desired(1, 1, replace(REPLICA, spec=sent)), "c").replicas
+    assert {name: getattr(wire, name) for name in chosen} == chosen
+    silent = replace(sent, speculation="none")
+    (wire,) = desired_to_wire(desired(1, 1, replace(REPLICA, spec=silent)), "c").replicas
+    assert (wire.speculation, wire.draft_model) == ("none", "")
+
+
+def test_an_engines_figures_and_warnings_reach_the_control_plane() -> None:
+    load = ReplicaLoad(
+        replica_id="r", version_id="m@v1", device_index=0, state="ready", step_s=0.5, num_steps=1,
+        num_swapped_out=2, num_recomputed=3, swapped_bytes=4, num_drafts=5, num_draft_tokens=6,
+        num_accepted_tokens=7,
+    )  # fmt: skip
+    (read,) = node_load(encode(replace(_telemetry(), replicas=(load,))), "n1").replicas
+    assert (read.step_s, read.num_steps, read.num_swapped_out, read.num_recomputed) == (
+        0.5,
+        1,
+        2,
+        3,
+    )
+    assert (read.swapped_bytes, read.num_drafts, read.num_draft_tokens) == (4, 5, 6)
+    assert read.num_accepted_tokens == 7
+    with pytest.raises(Rejected):
+        negative = replace(load, swapped_bytes=-1)
+        node_load(encode(replace(_telemetry(), replicas=(negative,))), "n1")
+    status = ReplicaStatus(
+        replica_id="r", version_id="m@v1", device_index=0, state="ready", reason_code="slow_bf16",
+        reason="bf16 is slow here",
+    )  # fmt: skip
+    state = ObservedState(
+        node_id="n1", boot_id="b", acked_epoch=1, acked_generation=1, replicas=(status,)
+    )
+    (report,) = node_report(encode(state), "n1").replicas
+    assert (report.code, report.detail) == ("slow_bf16", "bf16 is slow here")
 
 
 async def test_an_older_state_never_replaces_a_newer_one(nats: NatsServer) -> None:  # noqa: F811

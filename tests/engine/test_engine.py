@@ -317,7 +317,7 @@ def test_a_draft_models_cache_is_a_part_of_the_bytes_given():
         for kind in ("none", "draft")
     )
     assert with_draft.num_blocks == alone.num_blocks // 2
-    assert with_draft.weights_bytes == 2 * alone.weights_bytes
+    assert 1.3 * alone.weights_bytes < with_draft.weights_bytes < 2 * alone.weights_bytes
     assert alone.kv_bytes - (16 << 10) < with_draft.kv_bytes <= (1 << 20) + (16 << 10)
 
 

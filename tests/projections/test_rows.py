@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from controlplane.adapters.clock import ManualClock
 from controlplane.adapters.memory import MemoryEventStore
@@ -216,6 +217,15 @@ def test_failures_are_counted_per_node_until_the_version_is_ready() -> None:
         ("n1", "smollm2@v1", 2)
     ]
     assert fleet_after(PLACED, FAILED, READY).all(LoadFailure) == ()
+
+
+def test_a_ready_replica_says_why_it_serves_less_well() -> None:
+    """What its node warned of, and only while it is so."""
+    warned = replace(READY, warning="bf16 is slow here")
+    (row,) = fleet_after(PLACED, FAILED, warned).all(Replica)
+    assert (row.state, row.reason) == ("ready", "bf16 is slow here")
+    (row,) = fleet_after(PLACED, warned, READY).all(Replica)
+    assert row.reason == ""
 
 
 def test_the_audit_says_who_did_what_from_where_refusals_included() -> None:

@@ -12,10 +12,15 @@ says, else an eighth of the rest and at most 128 MiB. The pools take what is lef
     weights 265 MB, activations 56 MB     753 MB left
     swap space                             94 MB
     KV pool                               404 MB: 16 full sequences, so 255 MB are not used
+
+A replica on two workers has the model's weights and activations twice; a tenth of its memory is
+what the two share (``arena``); the prefill worker's pool is a quarter of the rest but at most four
+full sequences, and the decode worker's swap space takes in at least one.
 """
 
 from dataclasses import dataclass
 
+from gpuagent.agent import arena
 from gpuagent.agent.backends.base import LoadError
 from gpuagent.engine.precision import Precision
 from gpuagent.models.config import ModelConfig, estimate_memory
@@ -24,6 +29,8 @@ from gpuagent.wire.messages import ReplicaSpec
 BLOCK_SIZE = 16
 MAX_DEFAULT_SWAP_BYTES = 128 << 20
 DEFAULT_SWAP_SHARE = 8
+PREFILL_SHARE = 4
+MAX_PREFILL_SEQUENCES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +41,69 @@ class Division:
     swap_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Bytes: of one model's weights and activations, of the draft model's, and of one sequence of
+    full length in the cache, with the draft model's and without."""
+
+    model: int
+    draft: int
+    sequence: int
+    sequences: int
+
+
 def divide(
     spec: ReplicaSpec,
     config: ModelConfig,
     formats: Precision,
     max_model_len: int,
     draft: ModelConfig | None = None,
+    role: str = "both",
 ) -> Division:
-    """Divide ``spec.memory_bytes``.
+    """Divide ``spec.memory_bytes``; ``role`` is both, prefill or decode.
 
     Raises LoadError ``insufficient_memory`` if not even one sequence of full length would fit.
     """
-    fixed = _fixed(spec, config, formats)
-    per_token = formats.kv_bytes_per_token(config)
+    num_tokens = max_model_len + BLOCK_SIZE
+    sequence = num_tokens * formats.kv_bytes_per_token(config)
+    needs = _Needs(_fixed(spec, config, formats), 0, sequence, sequence)
     if draft:
-        fixed += _fixed(spec, draft, formats.of_draft())
-        per_token += formats.kv_bytes_per_token(draft)
-    per_sequence = (max_model_len + BLOCK_SIZE) * per_token
-    left = spec.memory_bytes - fixed - (spec.swap_bytes or 0)
-    if left < per_sequence:
-        raise LoadError(
-            "insufficient_memory",
-            f"{fixed} bytes for weights and activations, {spec.swap_bytes or 0} of swap space and "
-            f"{per_sequence} for one sequence's cache are more than the budget of "
-            f"{spec.memory_bytes}",
-        )
-    swap = spec.swap_bytes
+        also = num_tokens * formats.kv_bytes_per_token(draft)
+        draft_bytes = _fixed(spec, draft, formats.of_draft())
+        needs = _Needs(needs.model, draft_bytes, sequence, sequence + also)
+    return _on_one(spec, needs) if role == "both" else _on_two(spec, needs, role)
+
+
+def _on_one(spec: ReplicaSpec, needs: _Needs) -> Division:
+    fixed, swap = needs.model + needs.draft, spec.swap_bytes
+    left = spec.memory_bytes - fixed - (swap or 0)
+    if left < needs.sequences:
+        raise _insufficient(spec, fixed, swap or 0, needs.sequences)
     if swap is None:
-        swap = min(left // DEFAULT_SWAP_SHARE, MAX_DEFAULT_SWAP_BYTES, left - per_sequence)
+        swap = min(left // DEFAULT_SWAP_SHARE, MAX_DEFAULT_SWAP_BYTES, left - needs.sequences)
         left -= swap
-    return Division(min(left, spec.max_batch * per_sequence), swap)
+    return Division(min(left, spec.max_batch * needs.sequences), swap)
+
+
+def _on_two(spec: ReplicaSpec, needs: _Needs, role: str) -> Division:
+    fixed = 2 * needs.model + needs.draft + spec.memory_bytes // arena.SHARE
+    left = spec.memory_bytes - fixed
+    default = min(left // DEFAULT_SWAP_SHARE, MAX_DEFAULT_SWAP_BYTES)
+    swap = max(default if spec.swap_bytes is None else spec.swap_bytes, needs.sequence)
+    left -= swap
+    if left < needs.sequence + needs.sequences:
+        raise _insufficient(spec, fixed, swap, needs.sequence + needs.sequences)
+    share = min((left - needs.sequences) // PREFILL_SHARE, MAX_PREFILL_SEQUENCES * needs.sequence)
+    prefill = max(share, needs.sequence)
+    if role == "prefill":
+        return Division(prefill, 0)
+    return Division(min(left - prefill, spec.max_batch * needs.sequences), swap)
+
+
+def _insufficient(spec: ReplicaSpec, fixed: int, swap: int, cache: int) -> LoadError:
+    text = f"{fixed} bytes for weights and activations, {swap} of swap space and {cache} for one "
+    text += f"sequence's cache are more than the budget of {spec.memory_bytes}"
+    return LoadError("insufficient_memory", text)
 
 
 def _fixed(spec: ReplicaSpec, config: ModelConfig, formats: Precision) -> int:

@@ -20,6 +20,7 @@ import json
 import time
 import zlib
 from array import array
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
@@ -30,6 +31,7 @@ from gpuagent.engine.batch import SchedulerOutput, Sequence, Work
 from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
+    HandOver,
     RequestOutput,
     RequestRejected,
     TokenLogprob,
@@ -41,6 +43,7 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 FIRST_WORD = 256 + len(SPECIALS)
 END_OF_TEXT = 256
 BLOCK_SIZE = 16
+BYTES_PER_TOKEN = 64
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -78,7 +81,7 @@ def parse_params(source: str) -> SimulatedParams:
         raise LoadError("source_invalid", f"{source!r}: {error}") from error
 
 
-def load_simulated(spec: ReplicaSpec, progress: Progress) -> LoadedModel:
+def load_simulated(spec: ReplicaSpec, progress: Progress, role: str = "both") -> LoadedModel:
     """An engine for a ``simulated://`` source; raises LoadError."""
     params = parse_params(spec.source)
     progress("loading", "simulate", 0.0)
@@ -89,7 +92,7 @@ def load_simulated(spec: ReplicaSpec, progress: Progress) -> LoadedModel:
     if spec.sha256 and spec.sha256 != digest:
         raise LoadError("checksum_mismatch", f"found {digest}, expected {spec.sha256}")
     return LoadedModel(
-        engine=SimulatedEngine(spec, params),
+        engine=SimulatedEngine(spec, params, role),
         bundle=make_bundle(spec, params),
         sha256=digest,
         max_model_len=spec.max_model_len,
@@ -162,6 +165,7 @@ class SimulatedEngine:
 
     spec: ReplicaSpec
     params: SimulatedParams
+    role: str = "both"
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _ended: list[RequestOutput] = field(default_factory=list)
     _count: _Counters = field(default_factory=_Counters)
@@ -178,6 +182,7 @@ class SimulatedEngine:
                 max_num_seqs=spec.max_batch,
                 max_model_len=spec.max_model_len,
                 policy=Policy(spec.policy),
+                num_host_blocks=num_blocks if self.role == "decode" else 0,
             )
         )
 
@@ -197,6 +202,43 @@ class SimulatedEngine:
         if sequence:
             self._ended.append(_output(sequence, sequence.num_output, (), "", "cancelled"))
             self._forget(request_id)
+
+    def decoding(self) -> list[str]:
+        """Requests whose prompt is computed and that have a token."""
+        return [sequence.request_id for sequence in self._scheduler.decoding()]
+
+    def num_bytes_of(self, request_id: str) -> int:
+        """A few bytes per token, so that there is something to move."""
+        return BYTES_PER_TOKEN * self._scheduler.running[request_id].num_computed
+
+    def detach(self, request_id: str, contents: memoryview) -> HandOver:
+        """Fill ``contents`` with the tokens' pattern and forget the request."""
+        sequence = self._scheduler.running[request_id]
+        contents[:] = _pattern(sequence.token_ids[: sequence.num_computed])
+        tokens = tuple(sequence.token_ids[sequence.num_prompt :])
+        state = HandOver(tokens, 0, sequence.num_computed, sequence.num_cached)
+        self._forget(request_id)
+        return state
+
+    def adopt(
+        self, request: GenerationRequest, state: HandOver, contents: memoryview | None
+    ) -> bool:
+        """Continue a request; raises RuntimeError if ``contents`` are another's."""
+        copy, tokens = None, (*request.prompt_token_ids, *state.token_ids)
+        if contents is not None:
+            if bytes(contents) != _pattern(tokens[: state.num_computed]):
+                raise RuntimeError("these are not the request's keys and values")
+            num_blocks = self._scheduler.kv.num_blocks_for(state.num_computed)
+            copy = self._scheduler.host.reserve(num_blocks, state.num_computed)
+            if copy is None:
+                return False
+        self._scheduler.adopt(request, state.token_ids, copy, state.num_cached)
+        stream = _Stream(zlib.crc32(array("I", request.prompt_token_ids).tobytes()))
+        for token in state.token_ids:
+            stream.checksum = zlib.crc32(token.to_bytes(4, "little"), stream.checksum)
+            stream.push(f"tok{token - FIRST_WORD} ", request.sampling.stop)
+        self._streams[request.request_id] = stream
+        return True
 
     def has_work(self) -> bool:
         """True while a request is unfinished or unreported."""
@@ -307,6 +349,10 @@ class SimulatedEngine:
         count.num_decode_tokens += num_decode
         count.last_step_seconds = seconds
         count.busy_seconds += seconds
+
+
+def _pattern(tokens: Seq[int]) -> bytes:
+    return b"".join(token.to_bytes(BYTES_PER_TOKEN, "little") for token in tokens)
 
 
 def _output(

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> LoadedModel:
-    """Fetch, check and load a replica's model; raises LoadError."""
+    """Fetch, check and load a replica's model for this worker's role; raises LoadError."""
     torch.set_num_threads(config.threads)
     if spec.tensor_parallel != 1:
         raise LoadError("tensor_parallel_unsupported", "one device per replica")
@@ -78,7 +78,7 @@ def _load(
     max_model_len = min(spec.max_model_len, bundle.max_model_len)
     shape, small = read_config(local.path), read_config(draft.path) if draft else None
     check_checkpoint(shape, formats.quantization)
-    division = divide(spec, shape, formats, max_model_len, small)
+    division = divide(spec, shape, formats, max_model_len, small, config.role)
     before = _peak_bytes(device)
     engine = TorchEngine.load(
         local.path,
@@ -93,7 +93,7 @@ def _load(
         quantization=formats.quantization,
         kv_cache_dtype=spec.kv_cache_dtype,
         swap_bytes=division.swap_bytes,
-        speculation=spec.speculation,
+        speculation="none" if config.role == "prefill" else spec.speculation,  # it guesses nothing
         draft_path=draft.path if draft else None,
     )
     stats = engine.stats()
