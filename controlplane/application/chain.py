@@ -11,7 +11,7 @@ JSON escapes newlines, so the first newline ends the header and no two records s
 The hash of position n is SHA-256(hash of n-1 || record of n); position 1 follows 32 zero bytes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -41,10 +41,24 @@ def follow_columns(head: Head, records: Iterable[tuple[Columns, bytes]]) -> Head
         position += 1
         if columns[0] != position:
             raise IntegrityError(position, f"missing: the next one stored is {columns[0]}")
-        digest = link(digest, columns)
+        try:
+            digest = link(digest, columns)
+        except (TypeError, ValueError) as error:  # a damaged file may hold a number for a text
+            raise IntegrityError(position, "the record is not of its columns' types") from error
         if digest != stored:
             raise IntegrityError(position, "the stored hash does not match the record")
     return Head(position, digest)
+
+
+def good_part(head: Head, events: Sequence[RecordedEvent]) -> tuple[Sequence[RecordedEvent], Head]:
+    """The events before the first broken link, and the head after them; raises if none are."""
+    try:
+        return events, follow(head, events)
+    except IntegrityError as error:
+        good = events[: error.position - head.position - 1]
+        if not good:
+            raise
+        return good, follow(head, good)
 
 
 def columns_of(event: RecordedEvent) -> Columns:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from controlplane.application.failpoints import passing
 from controlplane.application.ports import (
     Append,
     Appended,
@@ -107,7 +108,9 @@ class CommandHandler:
             first = self._replay(key)
             if first is not None:
                 return first
+            passing("handle.refused")
             self._record_refusal(order, error)
+            passing("handle.refusal_recorded")
             raise
 
     def state(self, decider: Decider[Any], stream: str) -> tuple[int, Any]:
@@ -141,6 +144,7 @@ class CommandHandler:
             return None
         if (order.dry_run or not events) and not self._is_newest(order, version):
             return None
+        passing("handle.decided")
         done = Handled(tuple(events), version + len(events), 0)
         if order.dry_run:
             return replace(done, position=self._store.head().position)
@@ -148,6 +152,7 @@ class CommandHandler:
             appended = self._append(order, done, version)
         except VersionConflict:
             return None
+        passing("handle.appended")
         if events:
             state = fold(order.decider, events, state)
             self._states.put(order.stream, done.version, state)

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from controlplane.application.chain import GENESIS, follow
+from controlplane.application.chain import GENESIS, good_part
 from controlplane.application.ports import (
     EventStore,
     Head,
@@ -77,19 +77,26 @@ class LogFollower:
     def catch_up(self) -> int:
         """Read to the end of the log in the calling thread; the position reached."""
         while events := self._store.read_all(self.position, _BATCH):
-            reached = self._checked(events)
-            for recorded in events:
+            good, reached = self._checked(events)
+            for recorded in good:
                 self._on_event(recorded)
             with self._moved:
                 self._seen = reached
                 self._moved.notify_all()
         return self.position
 
-    def _checked(self, events: Sequence[RecordedEvent]) -> Head:
-        """Raises IntegrityError. After a start in the middle the first hash is believed."""
+    def _checked(self, events: Sequence[RecordedEvent]) -> tuple[Sequence[RecordedEvent], Head]:
+        """What is good of them, and where that ends; raises IntegrityError if the first is not.
+
+        After a start in the middle the first hash is believed.
+        """
         if self._seen.hash:
-            return follow(self._seen, events)
-        return follow(Head(events[0].position, events[0].hash), events[1:])
+            return good_part(self._seen, events)
+        first = Head(events[0].position, events[0].hash)
+        if len(events) == 1:
+            return events, first
+        good, reached = good_part(first, events[1:])
+        return [events[0], *good], reached
 
     def _run(self) -> None:
         while not self._stopping:

@@ -15,6 +15,7 @@ acknowledge. ``unacknowledged`` says who has not, and for how long. Worked examp
 
 from dataclasses import dataclass
 
+from controlplane.application.failpoints import passing
 from controlplane.application.fleet import (
     DesiredNode,
     DesiredReplica,
@@ -118,6 +119,7 @@ class Publisher:
 
     async def _deliver(self, desired: DesiredNode, now: float) -> bool:
         delivery = await self._states.deliver(desired)
+        passing("publish.delivered")
         told = self._told.get(desired.node_id)
         number = (delivery.epoch, delivery.generation)
         since = told.since if told and (told.epoch, told.generation) == number else now

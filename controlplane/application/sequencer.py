@@ -163,7 +163,7 @@ def _recorded_event(row: Row) -> RecordedEvent:
     position, stream, version, kind, schema, data = row[:6]
     try:
         event = decode(kind, schema, data)
-    except ValueError as error:  # not JSON, not UTF-8, or not of this type
+    except (TypeError, ValueError) as error:  # not JSON, not UTF-8, or not of this type
         raise IntegrityError(position, "the stored data cannot be decoded") from error
     meta = _meta(*row[6:11])
     return RecordedEvent(

@@ -58,6 +58,9 @@ class Environment(BaseSettings):
     cli_role: str = Field(
         default="admin", description="The role of management commands on this machine."
     )
+    fail_at: str = Field(
+        default="", description="For crash tests: name:n kills the process at a failpoint."
+    )
     frontend_dir: Path | None = Field(
         default=None, description="Built dashboard; default frontend/dist."
     )

@@ -6,11 +6,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from controlplane.adapters.private_files import kept_private
+from controlplane.application import failpoints
 from controlplane.config.environment import environment
 
 ENV = environment()
 BASE_DIR = Path(__file__).resolve().parents[2]
 DATA_DIR = ENV.data_dir.resolve()
+failpoints.arm(ENV.fail_at)
 
 
 def _secret_key() -> str:

@@ -10,10 +10,13 @@ class ApiKeySecret(models.Model):
     """What is needed to recognise one secret of an API key; times are Unix seconds (UTC)."""
 
     secret_id = models.CharField(max_length=32, primary_key=True)
-    key_id = models.CharField(max_length=32, db_index=True)
+    key_id = models.CharField(max_length=32)
     tenant_id = models.CharField(max_length=63, db_index=True)
     hash = models.CharField(max_length=64)
     last_used_at = models.FloatField(null=True)
+
+    class Meta:
+        indexes = (models.Index(fields=("key_id",), name="access_secret_of_key"),)
 
 
 class DashboardUser(models.Model):

@@ -17,6 +17,7 @@ import psycopg
 from psycopg import errors as pg
 
 from controlplane.adapters.eventstore.session import COLUMNS, Session
+from controlplane.application.failpoints import passing
 from controlplane.application.ports import Head, StoredResponse, StoreUnavailable
 from controlplane.application.sequencer import Batch
 
@@ -59,7 +60,7 @@ _BUSY = (
 
 
 class PostgresSession(Session):
-    errors = psycopg.Error
+    errors = (psycopg.Error,)
     failures = psycopg.OperationalError
 
     def __init__(self, raw: "psycopg.Connection[tuple[Any, ...]]") -> None:
@@ -75,7 +76,7 @@ class PostgresSession(Session):
         try:
             return cls(psycopg.connect(**params, autocommit=True, prepare_threshold=1))
         except psycopg.Error as error:
-            raise _unavailable(error) from error
+            raise cls.told(error) from error
 
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         cursor = self._raw.execute(sql.replace("?", "%b"), params or None, binary=True)
@@ -106,6 +107,7 @@ class PostgresSession(Session):
         statement = _WRITE_WITH_KEYS if batch.keys else _WRITE
         moved = bool(self.fetch(statement, params)[0][0])
         if self._locked():
+            passing("append.head")
             self._raw.execute("COMMIT")
         self._contended |= not moved
         return moved
@@ -123,11 +125,16 @@ class PostgresSession(Session):
     def rollback(self) -> None:
         self._raw.rollback()
 
-    def unavailable(self, error: Exception) -> StoreUnavailable:
-        return _unavailable(error)
-
     def close(self) -> None:
         self._raw.close()
+
+    @staticmethod
+    def told(error: Exception) -> StoreUnavailable:
+        if isinstance(error, _BUSY):
+            return StoreUnavailable("store_busy", "Another writer held the log for too long.")
+        if isinstance(error, pg.DiskFull):
+            return StoreUnavailable("store_full", "There is no space left for the log.", 30.0)
+        return StoreUnavailable("store_error", "The log cannot be reached or written now.", 5.0)
 
 
 def _key_params(batch: Batch, now: float) -> list[Any]:
@@ -140,11 +147,3 @@ def _key_params(batch: Batch, now: float) -> list[Any]:
         [one.body for one in kept],
         [one.position for one in kept],
     ]
-
-
-def _unavailable(error: Exception) -> StoreUnavailable:
-    if isinstance(error, _BUSY):
-        return StoreUnavailable("store_busy", "Another writer held the log for too long.")
-    if isinstance(error, pg.DiskFull):
-        return StoreUnavailable("store_full", "There is no space left for the log.", 30.0)
-    return StoreUnavailable("store_error", "The log cannot be reached or written now.", 5.0)

@@ -37,12 +37,16 @@ RETURNING epoch
 class Session(ABC):
     """A connection that one caller uses at a time."""
 
-    errors: ClassVar[type[Exception]]  # everything the driver raises
+    errors: ClassVar[tuple[type[Exception], ...]]  # everything the driver raises
     failures: ClassVar[type[Exception]]  # those that the statements are not to blame for
 
     @abstractmethod
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a statement."""
+
+    def records(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]] | None:
+        """As ``fetch``, up to the first row that is no record at all; None if that is the first."""
+        return self.fetch(sql, params)
 
     @abstractmethod
     def lock_head(self, known: Head | None) -> Head:
@@ -65,8 +69,14 @@ class Session(ABC):
     def rollback(self) -> None:
         """End the transaction, whatever state it is in."""
 
+    @classmethod
     @abstractmethod
-    def unavailable(self, error: Exception) -> StoreUnavailable:
+    def connect(cls, wrapper: Any) -> "Session":
+        """Open one with the settings of Django's ``wrapper``; raises StoreUnavailable."""
+
+    @staticmethod
+    @abstractmethod
+    def told(error: Exception) -> StoreUnavailable:
         """What a caller is told of a driver's error."""
 
     @abstractmethod

@@ -1,10 +1,12 @@
 """The log on SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE."""
 
+import contextlib
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from controlplane.adapters.eventstore.session import COLUMNS, Session
+from controlplane.application.failpoints import passing
 from controlplane.application.ports import Head, StoreUnavailable
 from controlplane.application.sequencer import Batch
 
@@ -15,7 +17,7 @@ _KEEP_KEY = "INSERT INTO eventstore_idempotencykey VALUES (?, ?, ?, ?, ?, ?)"
 
 
 class SqliteSession(Session):
-    errors = sqlite3.Error
+    errors = (sqlite3.Error, UnicodeDecodeError)  # the latter for a message with damage in it
     failures = sqlite3.OperationalError
 
     def __init__(self, raw: sqlite3.Connection) -> None:
@@ -29,12 +31,25 @@ class SqliteSession(Session):
             raw = sqlite3.connect(**params)
             for command in filter(None, map(str.strip, wrapper.init_commands)):
                 raw.execute(command)
-        except sqlite3.Error as error:
-            raise _unavailable(error) from error
+        except cls.errors as error:
+            raise cls.told(error) from error
         return cls(raw)
 
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self._raw.execute(sql, params).fetchall()
+
+    def records(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]] | None:
+        """A text that is not UTF-8 ends them: SQLite keeps what it is given, and bits flip."""
+        try:
+            return self.fetch(sql, params)
+        except sqlite3.OperationalError as error:
+            if "decode" not in str(error):
+                raise
+        rows: list[tuple[Any, ...]] = []
+        with contextlib.suppress(sqlite3.OperationalError):
+            for row in self._raw.execute(sql, params):
+                rows.append(row)
+        return rows or None
 
     def lock_head(self, known: Head | None) -> Head:
         self._raw.execute("BEGIN IMMEDIATE")
@@ -50,10 +65,13 @@ class SqliteSession(Session):
             execute(_INSERT, batch.rows[0])
         elif batch.rows:
             self._raw.executemany(_INSERT, batch.rows)
+        passing("append.events")
         for key, kept in batch.keys.items():
             response = (key, kept.body_hash, kept.status, kept.body, kept.position, now)
             execute(_KEEP_KEY, response)
+        passing("append.keys")
         execute(_MOVE_HEAD, (batch.head.position, batch.head.hash))
+        passing("append.head")
         execute("COMMIT")
         return True
 
@@ -65,18 +83,15 @@ class SqliteSession(Session):
         if self._raw.in_transaction:
             self._raw.execute("ROLLBACK")
 
-    def unavailable(self, error: Exception) -> StoreUnavailable:
-        return _unavailable(error)
-
     def close(self) -> None:
         self._raw.close()
 
-
-def _unavailable(error: Exception) -> StoreUnavailable:
-    """By SQLite's primary result code, the low byte of the extended one."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreUnavailable("store_busy", "Another writer held the log for too long.")
-    if code == sqlite3.SQLITE_FULL:
-        return StoreUnavailable("store_full", "There is no space left for the log.", 30.0)
-    return StoreUnavailable("store_error", "The log cannot be written now.", 5.0)
+    @staticmethod
+    def told(error: Exception) -> StoreUnavailable:
+        """By SQLite's primary result code, the low byte of the extended one."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreUnavailable("store_busy", "Another writer held the log for too long.")
+        if code == sqlite3.SQLITE_FULL:
+            return StoreUnavailable("store_full", "There is no space left for the log.", 30.0)
+        return StoreUnavailable("store_error", "The log cannot be written now.", 5.0)

@@ -21,6 +21,7 @@ from controlplane.adapters.eventstore.connect import open_session
 from controlplane.adapters.eventstore.group import GroupCommit
 from controlplane.adapters.eventstore.session import COLUMNS, PURGE_KEYS, Session
 from controlplane.application.chain import GENESIS, follow_columns
+from controlplane.application.failpoints import passing
 from controlplane.application.ports import (
     Append,
     Appended,
@@ -76,7 +77,9 @@ class DjangoEventStore:
         self._group = GroupCommit[Prepared, Appended](self._writer.write, GROUP_LIMIT)
 
     def append(self, append: Append) -> Appended:
-        return self._group.submit(prepare(append))
+        appended = self._group.submit(prepare(append))
+        passing("append.answered")
+        return appended
 
     def read_stream(self, stream: str, after_version: int = 0) -> list[RecordedEvent]:
         with self._readers.session() as session:
@@ -84,7 +87,11 @@ class DjangoEventStore:
 
     def replay(self, stream: str, after_version: int = 0) -> list[Event]:
         with self._readers.session() as session:
-            return [decode(*row) for row in session.fetch(_REPLAY, (stream, after_version))]
+            rows = session.fetch(_REPLAY, (stream, after_version))
+        try:
+            return [decode(*row) for row in rows]
+        except (TypeError, ValueError) as error:
+            raise self._damage(stream, after_version) from error
 
     def read_all(self, after: int, limit: int, upto: int | None = None) -> list[RecordedEvent]:
         return recorded_events(self._rows(after, limit, _END if upto is None else upto))
@@ -106,7 +113,21 @@ class DjangoEventStore:
 
     def _rows(self, after: int, limit: int, upto: int) -> list[Any]:
         with self._readers.session() as session:
-            return session.fetch(_ALL, (after, upto, limit))
+            rows = session.records(_ALL, (after, upto, limit))
+        if rows is None:
+            raise IntegrityError(after + 1, "the stored text is not UTF-8")
+        return rows
+
+    def _damage(self, stream: str, after_version: int) -> IntegrityError:
+        """Where the stream cannot be decoded."""
+        with self._readers.session() as session:
+            rows = session.fetch(_STREAM, (stream, after_version))
+        for row in rows:
+            try:
+                recorded_events([row])
+            except IntegrityError as error:
+                return error
+        return IntegrityError(0, f"{stream} could not be decoded")
 
     def _believed(self, position: int) -> Head:
         if position == 0:
@@ -128,6 +149,7 @@ class DjangoEventStore:
     def acquire_lease(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:
         with self._readers.session() as session:
             epoch = session.lease_epoch(name, holder, now + ttl, now)
+        passing("lease.acquired")
         return None if epoch is None else Lease(name, holder, epoch, now + ttl)
 
     def close(self) -> None:
@@ -157,7 +179,7 @@ class Writer:
             self._forget()
             if failed_sync.is_failed_sync(error):
                 failed_sync.leave(error)
-            told = session.unavailable(error)
+            told = session.told(error)
             self._recover(session, told)
             raise told from error
 
@@ -165,6 +187,7 @@ class Writer:
         group: list[Prepared] = []
         while True:
             head = self._lock(session)
+            passing("append.locked")
             group = group or take()
             try:
                 outcomes = self._write(session, head, group)
@@ -218,8 +241,10 @@ class Writer:
         batch = self._sequence(session, head, group, now)
         if not batch.rows and not batch.keys:
             return batch.outcomes if session.leave(head) else None
+        passing("append.placed")
         if not session.write(batch, head, now):
             return None
+        passing("append.committed")
         self._known = batch.head
         self._versions.update(batch.versions)
         return batch.outcomes
@@ -249,7 +274,7 @@ class Writer:
         session.rollback()
         self._forget()
         if len(group) == 1:
-            return [session.unavailable(error)]
+            return [session.told(error)]
         outcomes: list[Outcome] = []
         for one in group:
             outcomes += self.write(lambda one=one: [one])  # type: ignore[misc]
@@ -277,7 +302,7 @@ class SessionPool:
             except session.errors as error:
                 session.close()
                 self.close()
-                raise session.unavailable(error) from error
+                raise session.told(error) from error
             else:
                 self._idle.append(session)
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from controlplane.adapters.ledger.statements import Statements
+from controlplane.application.failpoints import passing
 from controlplane.application.ports import BudgetExceeded, Intent, Terminal
 from controlplane.domain import money
 from controlplane.domain.money import Price
@@ -66,10 +67,13 @@ def settle_all(cursor: Cursor, sql: Statements, terminals: Sequence[Terminal]) -
         return set()
     cursor.execute(sql.take_positions, (len(live),))
     first = cursor.fetchall()[0][0] - len(live) + 1
+    passing("settle.positions")
     ended = [_ended(row, wanted[row[0]]) for row in live]
     rows = [_terminal_row(one, first + i) for i, one in enumerate(ended)]
     cursor.execute(sql.settle, (_json(rows),))
+    passing("settle.rows")
     cursor.execute(sql.add_usage, (_json(_usage_rows(ended)),))
+    passing("settle.usage")
     return {row[0] for row in live}
 
 
@@ -97,8 +101,10 @@ def admit_all(
     budgets = _read_budgets(cursor, sql, intents)
     outcomes = [_check(intent, budgets) for intent in intents]
     rows = [_intent_row(i) for i, refusal in zip(intents, outcomes, strict=True) if not refusal]
+    passing("admit.checked")
     if rows:
         cursor.execute(sql.insert_intents, (_json(rows),))
+        passing("admit.rows")
     return outcomes
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from controlplane.adapters.ledger.batch import Cursor, settle_all
 from controlplane.adapters.ledger.statements import Statements
 from controlplane.adapters.ledger.store import LedgerStore, run
+from controlplane.application.failpoints import passing
 from controlplane.application.ports import Clock, Terminal
 
 SILENCE_SECONDS = 15.0
@@ -64,12 +65,15 @@ class Reaper:
             gateways = run(cursor, sql, "gateways")
             dead = [r[0] for r in gateways if r[0] != self.gateway and is_dead(r, now)]
             rows = run(cursor, sql, "orphans_of_unknown")
+            passing("reap.found")
             for gateway in dead:
                 rows += run(cursor, sql, "orphans", gateway)
                 cursor.execute(sql.forget_gateway, (gateway,))
+            passing("reap.forgotten")
             return _close(cursor, sql, rows, at)
 
         closed: int = await self.store.writer.submit(work)
+        passing("reap.closed")
         return closed
 
     def _silent(self, row: Any, now: float) -> bool:

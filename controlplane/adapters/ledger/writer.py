@@ -24,6 +24,7 @@ from typing import Any
 from controlplane.adapters import failed_sync
 from controlplane.adapters.ledger.batch import Cursor, admit_all, settle_all
 from controlplane.adapters.ledger.statements import Statements
+from controlplane.application.failpoints import passing
 from controlplane.application.ports import AuditUnavailable, Intent, Terminal
 
 MAX_BATCH = 256
@@ -78,6 +79,7 @@ class GroupWriter:
                 batch = operations[start : start + MAX_BATCH]
                 self._commit(batch)
                 _resolve_all(batch)
+                passing("ledger.answered")
             if ended:
                 break
         self._drop_connection()
@@ -117,8 +119,11 @@ class GroupWriter:
             self._connection = self._connect()
         cursor = self._connection.cursor()
         cursor.execute(self._sql.begin)
+        passing("ledger.begun")
         _apply(cursor, self._sql, batch)
+        passing("ledger.applied")
         cursor.execute("COMMIT")
+        passing("ledger.committed")
 
     def _drop_connection(self) -> None:
         if self._connection is None or failed_sync.has_failed():

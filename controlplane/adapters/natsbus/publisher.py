@@ -17,6 +17,7 @@ from nats.js.kv import KeyValue
 
 from controlplane.adapters.natsbus.connection import Bus, ensure_buckets
 from controlplane.adapters.natsbus.translate import desired_to_wire
+from controlplane.application.failpoints import passing
 from controlplane.application.fleet import BusUnavailable, Delivery, DesiredNode, StaleDesired
 from gpuagent.wire import subjects
 from gpuagent.wire.codec import WireError, decode, encode
@@ -49,10 +50,12 @@ class DesiredPublisher:
                 raise StaleDesired(f"{state.node_id} is told {_number(current)} already")
             if current and current.epoch == state.epoch and _content(current) == _content(state):
                 return Delivery(current.epoch, current.generation, written=False)
+            passing("publish.compared")
             try:
                 await bucket.update(state.node_id, encode(state), last=revision)
             except KeyWrongLastSequenceError:
                 continue  # somebody wrote in between: compare with theirs
+            passing("publish.written")
             return Delivery(state.epoch, state.generation, written=True)
         raise BusUnavailable(f"{state.node_id}'s desired state is being written by others.")
 

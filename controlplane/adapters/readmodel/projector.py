@@ -12,8 +12,9 @@ from typing import Any
 from django.db import connections, transaction
 
 from controlplane.adapters.readmodel.codec import Codec
-from controlplane.application.chain import GENESIS, follow
-from controlplane.application.ports import EventStore, Head, IntegrityError, RecordedEvent
+from controlplane.application.chain import GENESIS, follow, good_part
+from controlplane.application.failpoints import passing
+from controlplane.application.ports import EventStore, Head, RecordedEvent
 from controlplane.projections.base import Row
 from controlplane.projections.fold import ALL, Folder, fingerprint, state_hash, tables
 from controlplane.projections.memory import MemoryRows
@@ -75,11 +76,12 @@ class Projector:
         UnknownEvent, StoreUnavailable or Django's DatabaseError; then the tables are unchanged.
         """
         rows = self._rows or self._load()
-        events = self._store.read_all(self._at.head.position, limit)
+        events: Sequence[RecordedEvent] = self._store.read_all(self._at.head.position, limit)
         if not events:
             return self._at.head.position
+        passing("project.read")
         self._rows = None  # until this batch is saved, what is in memory is ahead of the tables
-        events, reached = _good(self._at.head, events)
+        events, reached = good_part(self._at.head, events)
         folder = Folder(rows, ALL)
         for recorded in events:
             folder.apply(recorded)
@@ -87,6 +89,7 @@ class Projector:
             self._save(rows, reached)
         except Superseded:
             return self.catch_up(limit)
+        passing("project.saved")
         self._rows = rows
         return reached.position
 
@@ -109,9 +112,13 @@ class Projector:
             at = self._read_checkpoint()
             head = self._fold(folder, head, at.head.position)
             live = self._state_hash() if at.projections == fingerprint() else ""
+            passing("rebuild.folded")
             self._replace_rows(rows.take_changes())
+            passing("rebuild.rows")
             self._execute(_RESET_CHECKPOINT, (head.position, head.hash, fingerprint()))
+            passing("rebuild.checkpoint")
             rebuilt = self._state_hash()
+        passing("rebuild.saved")
         self._rows = None
         return Rebuilt(head.position, live, rebuilt)
 
@@ -152,7 +159,9 @@ class Projector:
             cursor.execute(_MOVE_CHECKPOINT, move)
             if cursor.rowcount != 1:
                 raise Superseded
+            passing("project.checkpoint")
             _write(cursor, rows.take_changes())
+            passing("project.rows")
         rows.forget_history()
         self._at = Checkpoint(reached, before.rebuilds, before.projections)
 
@@ -160,6 +169,7 @@ class Projector:
         with connections[self._alias].cursor() as cursor:
             for codec in CODECS.values():
                 cursor.execute(codec.delete_all)
+            passing("rebuild.deleted")
             _write(cursor, changes)
 
     def _state_hash(self) -> str:
@@ -180,17 +190,6 @@ class Projector:
     def _execute(self, sql: str, params: Sequence[Any] = ()) -> None:
         with connections[self._alias].cursor() as cursor:
             cursor.execute(sql, params)
-
-
-def _good(head: Head, events: list[RecordedEvent]) -> tuple[list[RecordedEvent], Head]:
-    """The events before the first broken link, and the head after them; raises if none are."""
-    try:
-        return events, follow(head, events)
-    except IntegrityError as error:
-        good = events[: error.position - head.position - 1]
-        if not good:
-            raise
-        return good, follow(head, good)
 
 
 def _write(cursor: Any, changes: Sequence[tuple[type[Row], Any, Row | None]]) -> None:

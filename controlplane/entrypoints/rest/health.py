@@ -6,6 +6,7 @@ but yes or no. The schema, its page and ``/metrics`` need a principal that may r
 
 from typing import ClassVar
 
+from django.db import Error
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_safe
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
@@ -60,6 +61,6 @@ def readyz(request: HttpRequest) -> JsonResponse:
 def readiness() -> dict[str, bool]:
     try:
         lag = reading.head() - reading.position()
-    except StoreUnavailable:
+    except (StoreUnavailable, Error):
         return {"log": False, "read_model": False}
     return {"log": True, "read_model": lag < reading.MAX_LAG_EVENTS}

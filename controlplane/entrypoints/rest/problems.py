@@ -4,17 +4,21 @@
 """
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
 
-from controlplane.application.ports import StoreUnavailable
+from controlplane.adapters.eventstore.connect import unavailable
+from controlplane.application.ports import IntegrityError, StoreUnavailable
 from controlplane.application.strict_json import BadJson
 from controlplane.domain.errors import DomainError, VersionConflict
+from controlplane.domain.event_types import UnknownEvent
 from controlplane.entrypoints.rest.rendering import JSONRenderer
 
 logger = logging.getLogger(__name__)
@@ -105,7 +109,7 @@ def _headline(error: dict[str, str]) -> str:
     return error["detail"] if named else f"{name}: {error['detail']}"
 
 
-def _describe(error: Exception) -> tuple[int, str, str, dict[str, str]]:
+def _describe(error: BaseException) -> tuple[int, str, str, dict[str, str]]:
     """``(status, code, detail, headers)`` of any exception."""
     match error:
         case Problem():
@@ -120,6 +124,12 @@ def _describe(error: Exception) -> tuple[int, str, str, dict[str, str]]:
         case StoreUnavailable():
             retry = {"Retry-After": str(max(1, round(error.retry_after)))}
             return _STORE_STATUS.get(error.code, 503), error.code, _STORE_DETAIL, retry
+        case OperationalError() | InterfaceError():
+            return _describe(unavailable(error))
+        case IntegrityError():
+            return 503, "integrity_error", f"{_DAMAGED} {error.position}.", {"Retry-After": "60"}
+        case UnknownEvent():
+            return 503, "unknown_event", _TOO_NEW, {"Retry-After": "60"}
         case Http404():
             return 404, "not_found", "There is nothing here.", {}
         case PermissionDenied():
@@ -129,6 +139,8 @@ def _describe(error: Exception) -> tuple[int, str, str, dict[str, str]]:
     return 500, "internal_error", "Something failed on our side; it is logged.", {}
 
 
+_DAMAGED = "What was projected before is served; the log is damaged at position"
+_TOO_NEW = "The log holds an event of a newer release, which this one cannot read."
 _STORE_DETAIL = "The log cannot be written now; nothing was changed. Try again."
 
 
@@ -182,4 +194,8 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> JsonResponse:
 
 
 def server_error(request: HttpRequest) -> JsonResponse:
-    return django_problem(500, "internal_error", "Something failed; it is logged.", request)
+    """What failed outside a view, such as a session that is saved after it."""
+    status, code, detail, headers = _describe(sys.exc_info()[1] or Exception())
+    response = django_problem(status, code, detail, request)
+    response.headers.update(headers)
+    return response

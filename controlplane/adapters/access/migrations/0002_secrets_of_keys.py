@@ -21,8 +21,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             "apikeysecret",
             "key_id",
-            models.CharField(db_index=True, default="", max_length=32),
+            models.CharField(default="", max_length=32),
             preserve_default=False,
+        ),
+        # Named, since PostgreSQL still has the index of the primary key that had this name before.
+        migrations.AddIndex(
+            "apikeysecret", models.Index(fields=["key_id"], name="access_secret_of_key")
         ),
         migrations.RunPython(own_ids, migrations.RunPython.noop),
         migrations.RemoveField("apikeysecret", "scopes"),
