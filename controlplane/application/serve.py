@@ -156,11 +156,12 @@ class Placer(Protocol):
 class Limits(Protocol):
     """The tenant's rate, and how many requests it has open."""
 
-    def take(self, job: "Job") -> Any:
+    async def take(self, job: "Job") -> Any:
         """Its limits after this request; raises Refused, and then nothing was taken."""
 
-    def give_back(self, job: "Job", num_tokens: int) -> None:
-        """The request is over and used ``num_tokens`` of what it asked for."""
+    def give_back(self, job: "Job", num_tokens: int, was_refused: bool = False) -> None:
+        """The request is over and used ``num_tokens`` of what it asked for; nothing at all, its
+        place among the requests included, if it was refused after all."""
 
 
 @dataclass(slots=True)
@@ -410,14 +411,14 @@ class Serving:
         """Admit and send; raises Refused. After it returns the caller must ``finish`` the call."""
         if self.draining:
             raise Refused("shutting_down", "This gateway is shutting down.", retry_after=1)
-        job.limits = self.limits.take(job)
+        job.limits = await self.limits.take(job)
         call = Call(self, job, _parts_of(job))
         self.calls[job.request_id] = call
         try:
             await self._admit(job)
         except BaseException:
             del self.calls[job.request_id]
-            self.limits.give_back(job, 0)
+            self.limits.give_back(job, 0, was_refused=True)
             raise
         try:
             await self._send_all(call)
