@@ -32,11 +32,10 @@ from controlplane.application.ports import (
     KeyUsed,
     StoredResponse,
 )
-from controlplane.domain.audit import CommandRefused
+from controlplane.domain.audit import REFUSALS, CommandRefused, asked_of
 from controlplane.domain.decider import Decider, Event, fold
 from controlplane.domain.errors import Conflict, DomainError, VersionConflict
 
-REFUSALS = "refusals"
 _MAX_ATTEMPTS = 256
 
 
@@ -172,9 +171,12 @@ class CommandHandler:
     def _record_refusal(self, order: _Order, error: DomainError) -> None:
         if order.dry_run:
             return
-        name = type(order.command).__name__
-        refused = CommandRefused(name, order.stream, error.code, error.message, self._clock.now())
+        name, asked = type(order.command).__name__, asked_of(order.command)
+        refused = CommandRefused(
+            name, order.stream, error.code, error.message, self._clock.now(), asked
+        )
         self._store.append(Append(REFUSALS, None, [refused], order.meta))
+        error.recorded = True
 
 
 def scoped(idempotency: Idempotency | None, meta: EventMeta) -> Idempotency | None:

@@ -100,11 +100,12 @@ class Placer(Protocol):
 class Limits(Protocol):
     """The tenant's rate, and how many requests it has open."""
 
-    def take(self, job: "Job") -> Any:
+    async def take(self, job: "Job") -> Any:
         """Its limits after this request; raises Refused, and then nothing was taken."""
 
-    def give_back(self, job: "Job", num_tokens: int) -> None:
-        """The request is over and used ``num_tokens`` of what it asked for."""
+    def give_back(self, job: "Job", num_tokens: int, was_refused: bool = False) -> None:
+        """The request is over and used ``num_tokens`` of what it asked for; nothing at all, its
+        place among the requests included, if it was refused after all."""
 
 
 @dataclass(slots=True)

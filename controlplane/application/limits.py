@@ -1,4 +1,5 @@
-"""Each tenant's rate and open requests in this process; the arithmetic is ``dispatch.admit``.
+"""Each tenant's rate and open requests in this process; the arithmetic is ``dispatch.admit``. For
+many gateways there is ``adapters.shared_limits``.
 
 What a request may at most use is taken at admission and what it did not use is given back at its
 end, so a tenant that asks for long answers and gets short ones is not slowed down for it.
@@ -16,7 +17,8 @@ from controlplane.dispatch.admit import give_back as returned
 
 
 class TierLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``max_open``: requests of one tenant in flight at once, in each gateway."""
+    """``max_open``: requests of one tenant in flight at once, over all gateways that share their
+    limits, else in each."""
 
     requests_per_minute: float
     tokens_per_minute: float
@@ -52,7 +54,7 @@ class TenantLimits:
         self._buckets: dict[str, Buckets] = {}
         self._open: Counter[str] = Counter()
 
-    def take(self, job: Job) -> Admission:
+    async def take(self, job: Job) -> Admission:
         tier = self._tier(job)
         most = tier.max_open
         if self._open[job.tenant_id] >= most:
@@ -64,23 +66,24 @@ class TenantLimits:
         admission = admit(buckets, rate, asked, now)
         self._buckets[job.tenant_id] = admission.buckets
         if not admission.admitted:
-            raise _refusal(admission, asked)
+            raise refusal(admission, asked)
         self._open[job.tenant_id] += 1
         return admission
 
-    def give_back(self, job: Job, num_tokens: int) -> None:
+    def give_back(self, job: Job, num_tokens: int, was_refused: bool = False) -> None:
         self._open[job.tenant_id] -= 1
         unused = job.num_prompt_tokens + job.max_output_tokens - num_tokens
         buckets = self._buckets[job.tenant_id]
         self._buckets[job.tenant_id] = returned(
-            buckets, self._tier(job).rate, unused, self._monotonic()
+            buckets, self._tier(job).rate, unused, self._monotonic(), int(was_refused)
         )
 
     def _tier(self, job: Job) -> TierLimits:
         return self._tiers.get(job.tier) or self._tiers["standard"]
 
 
-def _refusal(admission: Admission, asked: int) -> Refused:
+def refusal(admission: Admission, asked: int) -> Refused:
+    """Of an admission that was not."""
     if admission.retry_after is None:
         return Refused(
             admission.code,

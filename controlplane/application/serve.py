@@ -78,14 +78,14 @@ class Serving:
         """Admit and send; raises Refused. After it returns the caller must ``finish`` the call."""
         if self.draining:
             raise Refused("shutting_down", "This gateway is shutting down.", retry_after=1)
-        job.limits = self.limits.take(job)
+        job.limits = await self.limits.take(job)
         call = Call(self, job, _parts_of(job))
         self.calls[job.request_id] = call
         try:
             await self._admit(job)
         except BaseException:
             del self.calls[job.request_id]
-            self.limits.give_back(job, 0)
+            self.limits.give_back(job, 0, was_refused=True)
             raise
         try:
             await self._send_all(call)

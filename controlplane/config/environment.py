@@ -3,8 +3,10 @@
 ``manage.py demo`` fills them for one machine; in production they come from the service manager.
 """
 
+import json
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -29,7 +31,7 @@ class Environment(BaseSettings):
         default=None, description="Credentials file of the control plane."
     )
     redis_url: str = Field(
-        default="", description="Channel layer across processes; empty: in memory."
+        default="", description="Rate limits over all gateways, channel layer; empty: in memory."
     )
     web_host: str = Field(default="127.0.0.1", description="Where the dashboard listens.")
     web_port: int = Field(default=8000, description="Dashboard, admin REST and /ws/live.")
@@ -50,7 +52,29 @@ class Environment(BaseSettings):
     sealing_key: Path | None = Field(
         default=None, description="File with the key that signs checkpoints; empty: in data_dir."
     )
+    limits_fallback: Literal["local", "refuse"] = Field(
+        default="local",
+        description="Without Redis: each gateway limits by itself, or requests are refused.",
+    )
     jwt_issuers: Path | None = Field(default=None, description="JSON file of trusted JWT issuers.")
+    oidc_issuer: str = Field(
+        default="", description="OpenID Connect provider for the dashboard's login; empty: none."
+    )
+    oidc_client_id: str = Field(default="", description="This installation's id at the provider.")
+    oidc_client_secret: str = Field(default="", description="And its secret.")
+    oidc_name: str = Field(default="Single sign-on", description="What the button says.")
+    oidc_algorithms: str = Field(
+        default="RS256", description="Of ID tokens, comma-separated; no others are accepted."
+    )
+    oidc_role_claim: str = Field(
+        default="roles", description="The claim with the user's role, a path with dots."
+    )
+    oidc_roles: str = Field(
+        default="", description="JSON: the claim's values and the roles they mean; empty: the same."
+    )
+    oidc_default_role: str = Field(
+        default="", description="Role of users whose claim names none; empty: they cannot log in."
+    )
     https: bool = Field(default=False, description="Served over TLS: secure cookies, HSTS.")
     operator_tenant: str = Field(
         default="operators", description="Its keys act for the whole fleet."
@@ -67,6 +91,13 @@ class Environment(BaseSettings):
 
     def hosts(self) -> list[str]:
         return [host.strip() for host in self.allowed_hosts.split(",") if host.strip()]
+
+    def oidc_role_map(self) -> dict[str, str]:
+        """``oidc_roles`` read; raises ValueError if it is no JSON object of strings."""
+        found = json.loads(self.oidc_roles or "{}")
+        if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+            raise ValueError("ENGINE_OIDC_ROLES is a JSON object of strings")
+        return found
 
     def public_gateway_url(self) -> str:
         return self.gateway_url or f"http://{self.gateway_host}:{self.gateway_port}"

@@ -83,6 +83,37 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
+# Signing in by OpenID Connect: off, and not even loaded, unless there is a provider.
+if ENV.oidc_issuer:
+    ENV.oidc_role_map()
+    INSTALLED_APPS += [
+        "allauth",
+        "allauth.account",
+        "allauth.socialaccount",
+        "allauth.socialaccount.providers.openid_connect",
+    ]
+    MIDDLEWARE.append("allauth.account.middleware.AccountMiddleware")
+    ACCOUNT_ADAPTER = "controlplane.entrypoints.oidc.adapter.AccountAdapter"
+    ACCOUNT_EMAIL_VERIFICATION = "none"
+    ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if ENV.https else "http"
+    SOCIALACCOUNT_ADAPTER = "controlplane.entrypoints.oidc.adapter.SocialAdapter"
+    SOCIALACCOUNT_LOGIN_ON_GET = True
+    SOCIALACCOUNT_STORE_TOKENS = False
+    LOGIN_REDIRECT_URL = "/"
+    SOCIALACCOUNT_PROVIDERS = {
+        "openid_connect": {
+            "OAUTH_PKCE_ENABLED": True,
+            "APPS": [
+                {
+                    "provider_id": "oidc",
+                    "name": ENV.oidc_name,
+                    "client_id": ENV.oidc_client_id,
+                    "secret": ENV.oidc_client_secret,
+                    "settings": {"server_url": ENV.oidc_issuer, "fetch_userinfo": False},
+                }
+            ],
+        }
+    }
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",

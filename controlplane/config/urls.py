@@ -1,8 +1,17 @@
 """Every HTTP address of the web process. A test fails on one without an access rule."""
 
+from django.conf import settings
 from django.urls import URLPattern, URLResolver, include, path, re_path
 
 from controlplane.entrypoints.rest import health, spa
+
+
+def oidc() -> list[URLPattern | URLResolver]:
+    """Signing in by OpenID Connect, where it is configured."""
+    if not settings.ENV.oidc_issuer:
+        return []
+    return [path("sso/", include("controlplane.entrypoints.oidc.urls"))]
+
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/v1/", include("controlplane.entrypoints.rest.urls")),
@@ -11,6 +20,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("livez", health.livez),
     path("readyz", health.readyz),
     path("metrics", health.Metrics.as_view()),
+    *oidc(),
     path("", spa.index),
     re_path(r"^(?P<path>.*)$", spa.index),
 ]

@@ -81,15 +81,23 @@ def admit(buckets: Buckets, rate: Rate, num_tokens: int, now: float) -> Admissio
     if wait > 0:
         by = "requests" if wait_requests >= wait_tokens else "tokens"
         return _answer(filled, rate, False, "rate_limit_exceeded", by, wait)
-    taken = Buckets(filled.requests - 1, filled.tokens - num_tokens, filled.at)
+    return admitted(Buckets(filled.requests - 1, filled.tokens - num_tokens, filled.at), rate)
+
+
+def admitted(taken: Buckets, rate: Rate) -> Admission:
+    """The answer to a request that has been taken from the buckets."""
     return _answer(taken, rate, True)
 
 
-def give_back(buckets: Buckets, rate: Rate, num_tokens: int, now: float) -> Buckets:
-    """Return tokens that were reserved and not used; never beyond the capacity."""
+def give_back(
+    buckets: Buckets, rate: Rate, num_tokens: int, now: float, num_requests: int = 0
+) -> Buckets:
+    """Return tokens that were reserved and not used, and the request itself if it was refused
+    after all; never beyond the capacity."""
     filled = refill(buckets, rate, now)
     tokens = min(rate.tokens_per_minute, filled.tokens + max(0, num_tokens))
-    return Buckets(filled.requests, tokens, filled.at)
+    requests = min(rate.requests_per_minute, filled.requests + num_requests)
+    return Buckets(requests, tokens, filled.at)
 
 
 def refill(buckets: Buckets, rate: Rate, now: float) -> Buckets:

@@ -1,13 +1,74 @@
-"""Refusals: an order that was not carried out is a fact too. Stream ``refusals``."""
+"""What is recorded for the audit alone, and changes no aggregate.
 
-from controlplane.domain.decider import Event
+Stream ``refusals``: an order that was not carried out is a fact too. Stream ``access``: who was
+given a login, and who used one. Stream ``limits``: when rates were not shared by all gateways. No
+password, token or key is ever in any of them.
+"""
+
+from typing import Any
+
+import msgspec
+
+from controlplane.domain.decider import Command, Event
+
+REFUSALS = "refusals"
+ACCESS = "access"
+LIMITS = "limits"
+MAX_ASKED_BYTES = 4096
 
 
 class CommandRefused(Event, frozen=True, tag_field="type", tag="CommandRefused"):
-    """``target`` is the stream the order was for; no field of the order itself is kept here."""
+    """``target`` is the stream the order was for; ``asked`` are the order's own fields, empty if
+    it never became a command or is too large to be kept."""
 
     command: str
     target: str
     code: str
     detail: str
     at: float
+    asked: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class DashboardUserSaved(Event, frozen=True, tag_field="type", tag="DashboardUserSaved"):
+    """A user was made, or has another password, role or tenant. ``role_before`` is empty for a
+    new one; ``tenant_id`` is empty for one of the whole fleet."""
+
+    username: str
+    role_before: str
+    role: str
+    tenant_id: str
+    at: float
+
+
+class SignedIn(Event, frozen=True, tag_field="type", tag="SignedIn"):
+    """``method``: password, or oidc."""
+
+    username: str
+    method: str
+    at: float
+
+
+class LimitsUnshared(Event, frozen=True, tag_field="type", tag="LimitsUnshared"):
+    """A gateway cannot reach what the rate limits are shared in; ``policy`` holds meanwhile:
+    local (it limits by itself) or refuse."""
+
+    gateway: str
+    policy: str
+    at: float
+
+
+class LimitsShared(Event, frozen=True, tag_field="type", tag="LimitsShared"):
+    """It can again."""
+
+    gateway: str
+    at: float
+
+
+AuditEvent = CommandRefused | DashboardUserSaved | SignedIn | LimitsUnshared | LimitsShared
+
+
+def asked_of(command: Command) -> dict[str, Any]:
+    """The command's fields as they are kept; ``now`` says nothing."""
+    fields = msgspec.to_builtins(command)
+    fields.pop("now", None)
+    return fields if len(msgspec.json.encode(fields)) <= MAX_ASKED_BYTES else {}

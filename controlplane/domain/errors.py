@@ -5,6 +5,7 @@ class DomainError(Exception):
     """An order that must not be carried out. ``code`` is stable, ``message`` is for people."""
 
     kind = "invalid"
+    recorded = False  # that it was refused stands in the log already
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)

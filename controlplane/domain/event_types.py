@@ -29,13 +29,14 @@ EVENT_TYPES: dict[str, type[Event]] = {
         route.RouteEvent,
         node.NodeEvent,
         placement.PlacementEvent,
-        audit.CommandRefused,
+        audit.AuditEvent,
     )
     for kind in _members(union)
 }
 # Type -> newest version; absent means 1.
 SCHEMA_VERSIONS: dict[str, int] = {
     "ApiKeyIssued": 2,
+    "CommandRefused": 2,
     "ModelAccessChanged": 2,
     "ModelVersionAdded": 2,
     "ReplicaBecameReady": 2,

@@ -47,6 +47,7 @@ _TABLE: dict[str, tuple[str, str, str, str, str, str]] = {
     "ticket":    ("w",   "w",     "",     "w",      "",     "w"),
     "user":      ("rw",  "r",     "r",    "",       "",     ""),
     "event":     ("r",   "r",     "r",    "r",      "r",    "r"),
+    "audit":     ("r",   "r",     "r",    "",       "",     "r"),
     "request":   ("r",   "r",     "r",    "r",      "",     "r"),
     "export":    ("r",   "r",     "r",    "",       "",     "r"),
     "checkpoint": ("r",  "r",     "r",    "r",      "r",    "r"),
@@ -72,7 +73,8 @@ OPEN = None  # the rule of what everybody may call, on purpose
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Somebody authenticated. ``actor`` goes into the events: ``user:ann``, ``key:<key id>``,
-    ``jwt:<subject>`` or ``cli:<user>``; ``tenant_id`` empty reaches all tenants and the fleet."""
+    ``jwt:<tenant>:<subject>`` or ``cli:<user>``; ``tenant_id`` empty reaches all tenants and the
+    fleet."""
 
     actor: str
     role: str

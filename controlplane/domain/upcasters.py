@@ -23,12 +23,17 @@ def _key_with_role(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "role": "admin" if administers else "developer", "models": []}
 
 
+def _refusal_with_order(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "asked": {}}
+
+
 def _access_with_roles(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "access": {**data["access"], "roles": []}}
 
 
 UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ApiKeyIssued", 1): _key_with_role,
+    ("CommandRefused", 1): _refusal_with_order,
     ("ModelAccessChanged", 1): _access_with_roles,
     ("ModelVersionAdded", 1): _with_engine_options,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},

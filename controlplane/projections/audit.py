@@ -1,18 +1,28 @@
 """The admin audit: who did what to which thing, when, from where; refused orders too.
 
-What agents report and planners decide is not in it: those are ``fleet`` and ``decisions``.
+What agents report and planners decide is not in it: those are ``fleet`` and ``decisions``. An
+entry shows what the order changed, as it was and as it became; for that this projection comes
+before the others, and tries their handlers on rows that are not kept (see ``trial``).
 """
 
-from typing import ClassVar, get_args
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, ClassVar, get_args
 
-from controlplane.domain import model, node, route, tenant
+import msgspec
+
+from controlplane.domain import audit, model, node, route, tenant
 from controlplane.domain.audit import CommandRefused
 from controlplane.domain.decider import Event
+from controlplane.projections import catalog, fleet, routes, tenants
 from controlplane.projections.base import Handler, Projection, Recorded, Row, Rows
+from controlplane.projections.trial import Trial
 
 
 class AuditEntry(Row, frozen=True):
-    """``outcome``: done | refused. ``action``: the event's type, or the refused command's name."""
+    """``outcome``: done | refused. ``action``: the event's type, or the refused command's name.
+    ``detail`` says why it was refused, ``reason`` why it was wanted. ``before`` and ``after``: by
+    thing, the fields that changed; ``asked``: what a refused command asked for."""
 
     history: ClassVar = True
 
@@ -24,35 +34,85 @@ class AuditEntry(Row, frozen=True):
     target: str
     outcome: str
     code: str
+    detail: str
     reason: str
     correlation_id: str
+    before: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    after: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    asked: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def _done(rows: Rows, event: tenant.TenantEvent, recorded: Recorded) -> None:
-    _put(rows, event.at, recorded, recorded.type, recorded.stream, "done", "", recorded.meta.reason)
+def _done(rows: Rows, event: Any, recorded: Recorded) -> None:
+    trial = Trial(rows)
+    for handler in _CHANGING[type(event)]:
+        handler(trial, event, recorded)
+    changed = trial.differences()
+    rows.put(
+        _entry(
+            recorded,
+            event.at,
+            action=recorded.type,
+            target=recorded.stream,
+            outcome="done",
+            before={thing: before for thing, (before, _) in changed.items() if before},
+            after={thing: after for thing, (_, after) in changed.items() if after},
+        )
+    )
 
 
 def _refused(rows: Rows, event: CommandRefused, recorded: Recorded) -> None:
-    about = (event.command, event.target, "refused", event.code, event.detail)
-    _put(rows, event.at, recorded, *about)
-
-
-def _put(rows: Rows, at: float, recorded: Recorded, *about: str) -> None:
-    action, target, outcome, code, reason = about
-    meta = recorded.meta
     rows.put(
-        AuditEntry(
-            recorded.position,
-            at,
-            meta.actor,
-            meta.address,
-            action,
-            target,
-            outcome,
-            code,
-            reason,
-            meta.correlation_id,
+        _entry(
+            recorded,
+            event.at,
+            action=event.command,
+            target=event.target,
+            outcome="refused",
+            code=event.code,
+            detail=event.detail,
+            asked=event.asked,
         )
+    )
+
+
+def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
+    """Users, logins and limits are no rows of the read model: the event says all there is."""
+    match event:
+        case audit.DashboardUserSaved():
+            thing = f"user {event.username}"
+            changes = {
+                "before": {thing: {"role": event.role_before}} if event.role_before else {},
+                "after": {thing: {"role": event.role, "tenant_id": event.tenant_id}},
+            }
+        case audit.SignedIn():
+            thing = f"user {event.username}"
+            changes = {"after": {thing: {"signed_in_by": event.method}}}
+        case _:
+            thing = f"gateway {event.gateway}"
+            policy = getattr(event, "policy", "shared")
+            changes = {"after": {thing: {"limits": policy}}}
+    rows.put(
+        _entry(
+            recorded,
+            event.at,
+            action=recorded.type,
+            target=thing.replace(" ", "-", 1),
+            outcome="done",
+            **changes,
+        )
+    )
+
+
+def _entry(recorded: Recorded, at: float, **about: Any) -> AuditEntry:
+    meta = recorded.meta
+    return AuditEntry(
+        position=recorded.position,
+        at=at,
+        actor=meta.actor,
+        address=meta.address,
+        reason=meta.reason,
+        correlation_id=meta.correlation_id,
+        **{"code": "", "detail": "", **about},
     )
 
 
@@ -63,6 +123,29 @@ ADMINISTRATIVE: tuple[type[Event], ...] = (
     node.NodeDrainStarted,
     node.NodeDrainEnded,
 )
+_CHANGED: Sequence[Projection] = (
+    tenants.PROJECTION,
+    catalog.PROJECTION,
+    routes.PROJECTION,
+    fleet.PROJECTION,
+)
+_CHANGING: defaultdict[type[Event], list[Handler]] = defaultdict(list)
+for _projection in _CHANGED:
+    for _kind, _handler in _projection.handlers.items():
+        _CHANGING[_kind].append(_handler)
+
 _HANDLERS: dict[type[Event], Handler] = {kind: _done for kind in ADMINISTRATIVE}
 
-PROJECTION = Projection("audit", 1, (AuditEntry,), {**_HANDLERS, CommandRefused: _refused})
+PROJECTION = Projection(
+    "audit",
+    2,
+    (AuditEntry,),
+    {
+        **_HANDLERS,
+        CommandRefused: _refused,
+        audit.DashboardUserSaved: _of_access,
+        audit.SignedIn: _of_access,
+        audit.LimitsUnshared: _of_access,
+        audit.LimitsShared: _of_access,
+    },
+)

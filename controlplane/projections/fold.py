@@ -19,7 +19,8 @@ STATE = (
     fleet.PROJECTION,
     standing.PROJECTION,
 )
-ALL = (*STATE, decisions.PROJECTION, audit.PROJECTION)
+# The audit comes first: it shows what an event changes, so it must see the rows before.
+ALL = (audit.PROJECTION, *STATE, decisions.PROJECTION)
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 

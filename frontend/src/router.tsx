@@ -27,7 +27,7 @@ const rootRoute = createRootRouteWithContext<{ queries: QueryClient }>()({
 const loginRoute = createRoute({
   getParentRoute: () => rootRoute,
   path: "/login",
-  validateSearch: z.object({ next: text }),
+  validateSearch: z.object({ next: text, error: text }),
   component: LoginPage,
 });
 
@@ -105,6 +105,19 @@ const eventsRoute = createRoute({
   component: lazyRouteComponent(() => import("./pages/events/EventsPage"), "EventsPage"),
 });
 
+const auditRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/audit",
+  validateSearch: z.object({
+    q: text,
+    actor: text,
+    target: text,
+    outcome: z.enum(["done", "refused"]).optional().catch(undefined),
+    open: number,
+  }),
+  component: lazyRouteComponent(() => import("./pages/audit/AuditPage"), "AuditPage"),
+});
+
 const requestsRoute = createRoute({
   getParentRoute: () => appRoute,
   path: "/requests",
@@ -154,6 +167,7 @@ const routeTree = rootRoute.addChildren([
     tenantRoute,
     decisionsRoute,
     eventsRoute,
+    auditRoute,
     requestsRoute,
     playgroundRoute,
     settingsRoute,

@@ -110,6 +110,27 @@ test("the ledger is filtered from the URL and opens a record with its times", as
   await within(drawer).findByRole("img", { name: /^Queue 3.5 ms, prefill 48 ms, decode/ });
 });
 
+test("the audit shows what an order changed and why another was refused", async () => {
+  await open("/audit");
+  const table = await screen.findByRole("table", { name: "Audit" });
+  await within(table).findByText("tier: free → standard");
+  fireEvent.click(within(table).getByRole("button", { name: "ChangeTier" }));
+  const drawer = await dialog("Audit entry 22");
+  await within(drawer).findByText(/invalid_tier: tier is one of/);
+  const asked = within(drawer).getByRole("region", { name: "what was asked for" });
+  expect(asked.textContent).toContain('"tier": "gold"');
+});
+
+test("the audit is searched on the server and its search is in the URL", async () => {
+  const { backend } = await open("/audit?outcome=done");
+  await screen.findByText("they pay");
+  expect(screen.queryByText("ChangeTier")).toBeNull();
+  fireEvent.change(screen.getByLabelText("Search"), { target: { value: "nobody" } });
+  await screen.findByRole("heading", { name: "No entry matches" }, { timeout: 3000 });
+  expect(window.location.search).toContain("q=nobody");
+  expect(backend.calls.at(-1)?.query).toMatchObject({ outcome: "done", q: "nobody" });
+});
+
 test("an event's line names the versions it is about", () => {
   const line = (data: object) => gist({ ...event(1), data: { ...data } });
   const spec = { version: "v2", source: "hf://a/b@c", gpu_memory: 1, colocation: {} };

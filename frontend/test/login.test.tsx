@@ -25,6 +25,19 @@ test("a wrong password is answered in the server's words", async () => {
   );
 });
 
+test("a provider is offered where there is one, and its refusal is said in words", async () => {
+  const method = { name: "Example ID", url: "/sso/oidc/login/" };
+  await open("/login?error=oidc_no_role", {
+    signedIn: false,
+    prepare: (backend) => {
+      backend.methods = [method];
+    },
+  });
+  const link = await screen.findByRole("link", { name: "Example ID" });
+  expect(link.getAttribute("href")).toBe(method.url);
+  expect(screen.getByRole("alert").textContent).toContain("gives you no role here");
+});
+
 test("a session that ends sends the page to the login", async () => {
   const { backend } = await open("/routes");
   await screen.findByRole("article", { name: "Route chat" });

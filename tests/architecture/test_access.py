@@ -13,6 +13,7 @@ from tests.architecture.access import MISSING, bus_subjects, covers, ways
 
 OPEN = {
     ("web", "/api/v1/session/"),
+    ("web", "/api/v1/session/methods/"),
     ("web", "/livez"),
     ("web", "/readyz"),
     ("web", "/"),

@@ -2,12 +2,12 @@
 
     python -m tests.benchmarks.disaggregation [--json FILE] [--repeats 3]
 
-The real SmolLM2-135M in int8 behind a real agent on this machine's threads: all of them for the one
-replica, half for each worker of the other. Four clients read long answers while every half second
-somebody comes with a prompt of 700 tokens and wants eight tokens. Of the readers the gap between two
-tokens is measured, of the others the time to the first token; both arrangements take turns. A prompt
-that is computed apart has only half of the threads, so on a machine as small as this it may take
-longer; what is bought with that are the readers' gaps.
+The real SmolLM2-135M in int8 behind a real agent on this machine's threads: all of them for the
+one replica, half for each worker of the other. Four clients read long answers while every half
+second somebody comes with a prompt of 700 tokens and wants eight tokens. Of the readers the gap
+between two tokens is measured, of the others the time to the first token; both arrangements take
+turns. A prompt that is computed apart has only half of the threads, so on a machine as small as
+this it may take longer; what is bought with that are the readers' gaps.
 """
 
 import argparse

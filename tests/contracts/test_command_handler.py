@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from controlplane.adapters.clock import ManualClock
-from controlplane.application.handle import REFUSALS, CommandHandler, Handled
+from controlplane.application.handle import CommandHandler, Handled
 from controlplane.application.ports import EventMeta, EventStore, Idempotency
 from controlplane.domain import tenant
-from controlplane.domain.audit import CommandRefused
+from controlplane.domain.audit import REFUSALS, CommandRefused
 from controlplane.domain.errors import Conflict, NotFound, VersionConflict
 from controlplane.domain.ids import KeyId, TenantId
 from tests.contracts.stores import Stores
@@ -44,7 +44,7 @@ def test_a_wish_that_is_true_already_appends_nothing(handler: CommandHandler) ->
 
 
 def test_a_refusal_is_recorded_and_raised(handler: CommandHandler, store: EventStore) -> None:
-    """Who, what, on which stream and why; nothing of the order's content."""
+    """Who, what, on which stream, why, and what was asked for."""
     with pytest.raises(NotFound):
         handler.handle(tenant.DECIDER, STREAM, tier("free"), META)
     (refused,) = store.read_stream(REFUSALS)
@@ -52,6 +52,7 @@ def test_a_refusal_is_recorded_and_raised(handler: CommandHandler, store: EventS
     assert isinstance(refused.event, CommandRefused)
     assert (refused.event.command, refused.event.target) == ("ChangeTier", STREAM)
     assert refused.event.code == "tenant_not_found"
+    assert refused.event.asked == {"tenant_id": "acme", "tier": "free"}
 
 
 def test_a_dry_run_appends_nothing_not_even_a_refusal(

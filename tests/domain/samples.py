@@ -31,6 +31,10 @@ ASSIGNMENT = placement.Assignment(R1, V1, NODE, 0, 2 * GIB)
 REJECTION = placement.Rejection(NodeId("n2"), 0, "no_memory", "needs 2 GiB, has 1 GiB")
 CANDIDATE = placement.Candidate(NODE, 0, 0.5, (placement.ScoreTerm("fit", 0.5),))
 
+REFUSED = audit.CommandRefused(
+    "AddAlias", "model-smollm2", "model_not_found", "There is none.", 1.0, {"alias": "small"}
+)
+
 SAMPLES: tuple[Event, ...] = (
     tenant.TenantCreated(ACME, "acme", "standard", 1.5),
     tenant.TenantTierChanged(ACME, "premium", 2.0),
@@ -78,5 +82,9 @@ SAMPLES: tuple[Event, ...] = (
         (placement.Unplaced(V1, 1, "no_memory", "fits nowhere", (REJECTION,)),),
         12.0,
     ),
-    audit.CommandRefused("AddAlias", "model-smollm2", "model_not_found", "There is none.", 1.0),
+    REFUSED,
+    audit.DashboardUserSaved("ann", "viewer", "operator", "acme", 2.0),
+    audit.SignedIn("ann", "password", 3.0),
+    audit.LimitsUnshared("gw-1", "local", 4.0),
+    audit.LimitsShared("gw-1", 5.0),
 )

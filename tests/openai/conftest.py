@@ -1,5 +1,6 @@
 """One gateway for the whole folder: starting one takes seconds, and tests only talk to it."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from django.conf import settings
 
 from controlplane.domain import model
 from controlplane.domain.model import Access, ChangeAccess, VersionSpec
+from tests.access.issuer import CONFIG, Issuer
 from tests.conftest import pointed_at
 from tests.openai.idlers import Idlers
 from tests.openai.stack import GIB, Stack
@@ -42,14 +44,27 @@ ENDS = VersionSpec(
 
 
 @pytest.fixture(scope="session")
+def issuer() -> Iterator[Issuer]:
+    """One whose keys come over HTTP, beside that of ``tests.access.issuer.CONFIG``."""
+    with Issuer().serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def stack(
-    migrated_file: Path, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any
+    migrated_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    django_db_blocker: Any,
+    issuer: Issuer,
 ) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("gateway")
     path = directory / "engine.sqlite3"
     shutil.copy(migrated_file, path)
     with django_db_blocker.unblock(), pointed_at(path):
-        running = Stack(directory, settings.SECRET_KEY)
+        trusted = directory / "issuers.json"
+        trusted.write_text(json.dumps([CONFIG, issuer.config()]))
+        extra = {"ENGINE_JWT_ISSUERS": str(trusted)}
+        running = Stack(directory, settings.SECRET_KEY, extra)
         try:
             running.start()
             _seed(running)

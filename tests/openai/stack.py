@@ -125,6 +125,7 @@ class Stack:
             **extra,
         }
         self.keys: dict[str, str] = {}  # API key by tenant
+        self.secrets: list[str] = []  # of every key there was
         self.gateway = GatewayProcess(directory, self.environment)
 
     def start(self) -> None:
@@ -164,10 +165,24 @@ class Stack:
     def add_key(self, name: str, scopes: tuple[str, ...] = ("inference",), **fields: Any) -> str:
         key_id, secret, full = tokens.new_key()
         keys.store_secret(key_id, key_id, secret, name)
+        self.secrets.append(secret)
         fields = {"expires_at": None, "now": time.time()} | fields
         command = tenant.IssueApiKey(name, key_id, "test", secret[-4:], scopes, **fields)
         self.order(tenant.DECIDER, f"tenant-{name}", command)
         return full
+
+    def rotate(self, name: str, full: str, previous_until: float) -> str:
+        """Another secret of the same key; the full new key."""
+        key_id = full.removeprefix("sk_").partition(".")[0]
+        secret_id, secret, new = tokens.new_secret(key_id)
+        now = time.time()
+        keys.store_secret(secret_id, key_id, secret, name)
+        self.secrets.append(secret)
+        command = tenant.RotateApiKey(
+            name, key_id, secret_id, secret[-4:], max(previous_until, now), now
+        )
+        self.order(tenant.DECIDER, f"tenant-{name}", command)
+        return new
 
     def revoke(self, name: str, full: str) -> None:
         key_id = full.removeprefix("sk_").partition(".")[0]

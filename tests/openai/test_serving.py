@@ -106,10 +106,10 @@ class NoLimits:
     def __init__(self) -> None:
         self.given_back: list[int] = []
 
-    def take(self, job: Job) -> None:
+    async def take(self, job: Job) -> None:
         return None
 
-    def give_back(self, job: Job, num_tokens: int) -> None:
+    def give_back(self, job: Job, num_tokens: int, was_refused: bool = False) -> None:
         self.given_back.append(num_tokens)
 
 

@@ -229,7 +229,7 @@ def test_a_ready_replica_says_why_it_serves_less_well() -> None:
 
 
 def test_the_audit_says_who_did_what_from_where_refusals_included() -> None:
-    rows = rows_after(FLEET[0], ("refusals", s.SAMPLES[-1]), FLEET[2])
+    rows = rows_after(FLEET[0], ("refusals", s.REFUSED), FLEET[2])
     done, refused = rows.all(AuditEntry)
     assert (done.actor, done.address, done.reason) == ("user:ada", "10.0.0.1", "because")
     assert (done.action, done.target, done.outcome) == ("ModelRegistered", "model-smollm2", "done")
@@ -238,6 +238,18 @@ def test_the_audit_says_who_did_what_from_where_refusals_included() -> None:
         "refused",
         "model_not_found",
     )
+    assert (done.before, done.after["model smollm2"]["name"]) == ({}, "smollm2")
+    assert refused.asked == {"alias": "small"}
+
+
+def test_an_audit_entry_is_made_before_the_rows_change() -> None:
+    """And leaves them as they are: the rows are those of the other projections alone."""
+    history = [*FLEET, ("placement", PLACED), ("node-n1", READY)]
+    drained = ("node-n1", s.node.NodeDrainStarted(s.NODE, "kernel", 9.0))
+    rows = rows_after(*history, drained)
+    entry = rows.all(AuditEntry)[-1]
+    assert entry.before == {"node n1": {"drain_reason": "", "draining": False}}
+    assert entry.after == {"node n1": {"drain_reason": "kernel", "draining": True}}
 
 
 def test_a_decision_keeps_its_plan() -> None:

@@ -19,10 +19,14 @@ def save_user(username: str, password: str, role: str, tenant_id: str = "") -> U
     user, _ = User.objects.get_or_create(username=username)
     user.set_password(password)
     user.save()
+    save_role(user, role, tenant_id)
+    return user
+
+
+def save_role(user: User, role: str, tenant_id: str) -> None:
     DashboardUser.objects.update_or_create(
         user=user, defaults={"role": role, "tenant_id": tenant_id}
     )
-    return user
 
 
 def principal_of(user: AbstractBaseUser | AnonymousUser) -> Principal | None:
@@ -33,6 +37,12 @@ def principal_of(user: AbstractBaseUser | AnonymousUser) -> Principal | None:
     if dashboard is None:
         return None
     return Principal(f"user:{user.get_username()}", dashboard.role, dashboard.tenant_id)
+
+
+def role_of(username: str) -> str:
+    """The role that the user has now; empty if there is none."""
+    found = DashboardUser.objects.filter(user__username=username).first()
+    return found.role if found else ""
 
 
 def seconds_until_login(username: str, address: str, now: float) -> float:

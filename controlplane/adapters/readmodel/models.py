@@ -174,8 +174,12 @@ class AuditEntry(models.Model):
     target = models.TextField(db_index=True)
     outcome = models.TextField()
     code = models.TextField()
+    detail = models.TextField()
     reason = models.TextField()
     correlation_id = models.TextField()
+    before = models.JSONField()
+    after = models.JSONField()
+    asked = models.JSONField()
 
 
 class Checkpoint(models.Model):

@@ -25,6 +25,7 @@ from prometheus_client import Counter, Gauge
 from controlplane import bootstrap
 from controlplane.application.fleet import NodeLoad
 from controlplane.application.ports import Clock, EventStore, RecordedEvent, StoreUnavailable
+from controlplane.domain.audit import DashboardUserSaved
 from controlplane.domain.decider import Event
 from controlplane.domain.tenant import (
     ApiKeyRevoked,
@@ -210,6 +211,8 @@ def loses_access(subscriber: Subscriber, event: Event) -> bool:
     match event:
         case ApiKeyRevoked() | ApiKeySuspended() | ApiKeyRotated():
             return subscriber.actor == f"key:{event.key_id}"
+        case DashboardUserSaved():
+            return subscriber.actor == f"user:{event.username}"
         case TenantSuspended() | TenantDeleted():
             return subscriber.tenant_id == event.tenant_id
     return False

@@ -19,16 +19,24 @@ from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.adapters.natsbus.connection import Bus, connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.natsbus.transport import Transport
+from controlplane.adapters.shared_limits import LOCAL, SharedLimits
 from controlplane.application.fleet import BusUnavailable, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.inference import Job
 from controlplane.application.limits import TenantLimits, TierLimits
-from controlplane.application.ports import Clock, EventStore, RecordedEvent
+from controlplane.application.ports import (
+    Append,
+    Clock,
+    EventMeta,
+    EventStore,
+    RecordedEvent,
+)
 from controlplane.application.project import LiveRows
 from controlplane.application.refused import Refused
 from controlplane.application.serve import Serving
 from controlplane.application.settle import Settler
 from controlplane.application.tasks import end_tasks
+from controlplane.domain.audit import LIMITS, LimitsShared, LimitsUnshared
 from controlplane.domain.ids import version_id
 from controlplane.domain.model import ModelVersionRetired
 from controlplane.domain.tenant import (
@@ -55,6 +63,7 @@ PROGRESS_S = 2.0
 BEAT_S = 5.0
 NODE_BEAT_S = LEASE_S / 5
 LAST_USE_S = 60.0
+RENEW_S = 20.0
 ENDING = (ApiKeyRevoked, ApiKeySuspended, TenantSuspended, TenantDeleted)  # may end what runs
 
 log = structlog.get_logger("gateway")
@@ -71,6 +80,8 @@ class GatewaySettings:
     secret: bytes
     tiers: Mapping[str, TierLimits]
     operator_tenant: str
+    redis_url: str = ""
+    limits_fallback: str = LOCAL
 
 
 class Gateway:
@@ -80,12 +91,17 @@ class Gateway:
         self, settings: GatewaySettings, store: EventStore, ledger: LedgerStore, clock: Clock
     ) -> None:
         self._settings, self._ledger, self._clock = settings, ledger, clock
+        self._store = store
         self.host = socket.gethostname()
         self.name = f"gw-{os.getpid()}-{secrets.token_hex(4)}"  # one token of a bus subject
         self.state, self.loads = FleetState(), FleetLoads()
         self._loop = asyncio.get_running_loop()
         self.live = LiveRows(store, on_event=self._on_event)
         self.keys = KeyRing(self.live.rows)
+        jwts = JwtVerifier(read_issuers(settings.jwt_issuers))
+        self.authenticator = Authenticator(
+            self.keys, jwts, self.live.rows, settings.operator_tenant
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -108,19 +124,21 @@ class Gateway:
             (BEAT_S, self._beat),
             (NODE_BEAT_S, self.transport.beat),  # apart from all that waits for the database
             (LAST_USE_S, self.keys.write_last_use),
+            (RENEW_S, self._renew_limits),
         ):
             self._tasks.append(asyncio.create_task(self._repeat(seconds, duty)))
 
     def _build(self, bus: Bus) -> None:
         settings, monotonic = self._settings, self._clock.monotonic
         self.transport = Transport(bus, self.name, monotonic)
+        self.limits = self._limits(settings)
         self.placer = FleetPlacer(self.state, self.loads, monotonic)
         self.serving = Serving(
             ledger=self._ledger,
             settler=Settler(self._ledger),
             generator=NatsGenerator(self.transport, self.name),
             placer=self.placer,
-            limits=TenantLimits(monotonic, settings.tiers),
+            limits=self.limits,
             clock=self._clock,
             gateway=self.name,
             lose_node=self.transport.fail_node,
@@ -130,16 +148,34 @@ class Gateway:
         self.metrics = GatewayMetrics(self._gauges)
         self.app = self._build_app(settings)
 
+    def _limits(self, settings: GatewaySettings) -> TenantLimits | SharedLimits:
+        """Shared with the other gateways where there is a Redis to share them in."""
+        monotonic, tiers = self._clock.monotonic, settings.tiers
+        if not settings.redis_url:
+            return TenantLimits(monotonic, tiers)
+        policy = settings.limits_fallback
+        return SharedLimits(settings.redis_url, monotonic, tiers, policy, self._note_limits)
+
+    def _note_limits(self, are_shared: bool) -> None:
+        """For the audit, beside the metric; in a thread, since it writes to the log."""
+        now, policy = self._clock.now(), self._settings.limits_fallback
+        event = (
+            LimitsShared(self.name, now) if are_shared else (LimitsUnshared(self.name, policy, now))
+        )
+        append = Append(LIMITS, None, [event], EventMeta(f"system:{self.name}"))
+        self._noting = asyncio.ensure_future(asyncio.to_thread(self._store.append, append))
+
+    async def _renew_limits(self) -> None:
+        if isinstance(self.limits, SharedLimits):
+            await self.limits.renew()
+
     def _build_app(self, settings: GatewaySettings) -> GatewayApp:
-        jwts = JwtVerifier(read_issuers(settings.jwt_issuers))
-        rows, operators = self.live.rows, settings.operator_tenant
-        authenticator = Authenticator(self.keys, jwts, rows, operators)
         desk = OrderDesk(self.state, self.encoders, self._clock.monotonic, settings.secret)
-        inference = Inference(self.serving, desk, authenticator, self.metrics)
+        inference = Inference(self.serving, desk, self.authenticator, self.metrics)
         self.websockets = WebSockets(inference)
         return GatewayApp(
             inference,
-            Models(self.state, self.live.rows, desk, authenticator),
+            Models(self.state, self.live.rows, desk, self.authenticator),
             self.websockets,
             self.metrics,
             self.readiness,
@@ -162,6 +198,7 @@ class Gateway:
         event = recorded.event
         self.state.apply(recorded)
         self.keys.apply(event)
+        self.authenticator.apply(event)
         if not self._tasks:
             return  # before the start there is nothing that an event could end
         if isinstance(event, ModelVersionRetired):
@@ -210,6 +247,7 @@ class Gateway:
             num_websockets=self.websockets.num_open,
             log_position=self.live.position,
             is_bus_connected=self.bus.connected,
+            are_limits_shared=isinstance(self.limits, SharedLimits) and self.limits.is_shared,
         )
 
     def readiness(self) -> dict[str, str]:
@@ -239,5 +277,7 @@ class Gateway:
             await asyncio.wait_for(self.reaper.stop(), 1.0)
         self.live.stop()
         self.keys.close()
+        if isinstance(self.limits, SharedLimits):
+            await self.limits.close()
         await self.bus.close(1.0)
         await self._ledger.close()

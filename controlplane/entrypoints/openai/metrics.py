@@ -73,6 +73,7 @@ class Gauges(msgspec.Struct, frozen=True):
     num_websockets: int = 0
     log_position: int = 0
     is_bus_connected: bool = False
+    are_limits_shared: bool = False
 
 
 class GatewayMetrics:
@@ -204,4 +205,9 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "engine_gateway_bus_connected", "1 while the bus is connected.", now.is_bus_connected
+    )
+    yield GaugeMetricFamily(
+        "engine_gateway_limits_shared",
+        "1 while rate limits are counted over all gateways.",
+        now.are_limits_shared,
     )

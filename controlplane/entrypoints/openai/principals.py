@@ -23,6 +23,7 @@ from controlplane.application.refused import Refused
 from controlplane.dispatch.resolve import Caller
 from controlplane.domain import policy
 from controlplane.domain.api_key import why_not
+from controlplane.domain.audit import DashboardUserSaved
 from controlplane.domain.decider import Event
 from controlplane.domain.policy import USE_MODEL, Rule, allowed
 from controlplane.domain.tenant import ApiKeyIssued, ApiKeyRotated
@@ -92,8 +93,11 @@ class KeyRing:
     async def check(self, text: str, now: float) -> ApiKey:
         """The key's row. A secret seen before is known by the SHA-256 of all of it."""
         digest = hashlib.sha256(text.encode()).digest()
-        key_id, secret_id = self._checked.get(digest) or await self._match(text)
-        row = await self._row(key_id)
+        known = self._checked.get(digest)
+        key_id, secret_id = known or await self._match(text)
+        row = self._rows.get(ApiKey, key_id)
+        if known is None and _is_unheard_of(row, secret_id):
+            row = await self._newer_row(key_id, secret_id)
         refusal = "revoked" if row is None or row.revoked else why_not(row, secret_id, now)
         if row is None or refusal in ("revoked", "rotated"):
             raise _bad_key()
@@ -105,9 +109,14 @@ class KeyRing:
         self._used[secret_id] = now
         return row
 
-    async def _row(self, key_id: str) -> ApiKey | None:
-        """One made a moment ago may still be on its way here through the log."""
-        return await _soon(lambda: self._rows.get(ApiKey, key_id))
+    async def _newer_row(self, key_id: str, secret_id: str) -> ApiKey | None:
+        """A key issued or rotated a moment ago may still be on its way here through the log."""
+
+        def heard_of() -> ApiKey | None:
+            row = self._rows.get(ApiKey, key_id)
+            return None if _is_unheard_of(row, secret_id) else row
+
+        return await _soon(heard_of) or self._rows.get(ApiKey, key_id)
 
     async def _match(self, text: str) -> tuple[str, str]:
         """``(key_id, secret_id)``. Takes as long for a wrong secret as for a right one."""
@@ -158,6 +167,10 @@ def _matching(secrets: tuple[_Secret, ...], text: str) -> str | None:
     return found
 
 
+def _is_unheard_of(row: ApiKey | None, secret_id: str) -> bool:
+    return row is None or secret_id not in (row.secret_id, row.previous_secret_id)
+
+
 def _with_connection(function: Callable[..., Any], *arguments: object) -> Any:
     """Drop a connection that the database closed meanwhile, before and after."""
     from django.db import close_old_connections
@@ -196,6 +209,12 @@ class Authenticator:
     ) -> None:
         self._keys, self._jwts, self._rows = keys, jwts, rows
         self._operator_tenant = operator_tenant
+        self._users_changed: dict[str, float] = {}
+
+    def apply(self, event: Event) -> None:
+        """A user whose role has changed needs a new ticket: the old one has the old role in it."""
+        if isinstance(event, DashboardUserSaved):
+            self._users_changed[event.username] = event.at
 
     async def from_header(self, header: bytes | None, rule: Rule = USE_MODEL) -> TenantPrincipal:
         """Of an ``Authorization`` header, if ``rule`` allows it; raises Refused."""
@@ -234,9 +253,17 @@ class Authenticator:
 
     async def _from_ticket(self, token: str, now: float) -> TenantPrincipal:
         ticket = tokens.read_ticket(token, now)
-        if ticket is None:
+        if ticket is None or not self._stands(ticket):
             raise Refused("invalid_token", "The ticket is invalid or has expired.")
         return await self._of(ticket.tenant_id, ticket.subject, ticket.role)
+
+    def _stands(self, ticket: tokens.Ticket) -> bool:
+        """Whoever it was made for may still do what they might then."""
+        kind, _, name = ticket.subject.partition(":")
+        if kind == "key":
+            return not self._keys.why_not(name)
+        made_at = ticket.expires_at - tokens.TICKET_SECONDS
+        return self._users_changed.get(name, float("-inf")) <= made_at
 
     async def _of(
         self, tenant_id: str, subject: str, role: str, scopes: tuple[str, ...] = policy.ALL_SCOPES

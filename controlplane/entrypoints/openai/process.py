@@ -64,4 +64,6 @@ def _settings() -> GatewaySettings:
         secret=settings.SECRET_KEY.encode(),
         tiers=parse_limits(env.tier_limits),
         operator_tenant=env.operator_tenant,
+        redis_url=env.redis_url,
+        limits_fallback=env.limits_fallback,
     )

@@ -48,7 +48,7 @@ def _of_jwt(token: str, now: float) -> Principal:
     if not owner.exists or owner.deleted:
         raise _refused("no_org", "The token belongs to no tenant of this installation.")
     reach = _reach(claims.owner, owner)
-    return Principal(f"jwt:{claims.subject}", claims.role, reach, claims.scopes)
+    return Principal(f"jwt:{claims.owner}:{claims.subject}", claims.role, reach, claims.scopes)
 
 
 def tenant_state(tenant_id: str) -> tenant.Tenant:

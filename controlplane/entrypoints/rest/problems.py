@@ -58,7 +58,9 @@ _FIELD_CODES = {"not_a_list": "invalid_type", "max_length": "too_long"}
 
 
 class Problem(Exception):
-    """A refusal of the REST surface itself."""
+    """A refusal of the REST surface itself. ``recorded``: it stands in the log already."""
+
+    recorded = False
 
     def __init__(
         self, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None
@@ -92,7 +94,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     status, code, detail, headers = _describe(error)
     errors = _field_errors(error)
     if errors:
-        code, detail = errors[0]["code"], _headline(errors[0])
+        code, detail = _first(errors)
     body = problem_body(status, code, detail, request_id, errors)
     if status >= 500 and code == "internal_error":
         logger.error("request %s failed", request_id, exc_info=error)
@@ -100,6 +102,17 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     response = Response(body, status=status, content_type=PROBLEM_TYPE, headers=headers)
     response["X-Request-Id"] = request_id
     return response
+
+
+def said(error: Exception) -> tuple[int, str, str]:
+    """``(status, code, detail)`` of the problem that ``error`` becomes."""
+    status, code, detail, _ = _describe(error)
+    errors = _field_errors(error)
+    return (status, *(_first(errors) if errors else (code, detail)))
+
+
+def _first(errors: list[dict[str, str]]) -> tuple[str, str]:
+    return errors[0]["code"], _headline(errors[0])
 
 
 def _headline(error: dict[str, str]) -> str:
@@ -197,5 +210,6 @@ def server_error(request: HttpRequest) -> JsonResponse:
     """What failed outside a view, such as a session that is saved after it."""
     status, code, detail, headers = _describe(sys.exc_info()[1] or Exception())
     response = django_problem(status, code, detail, request)
-    response.headers.update(headers)
+    for name, value in headers.items():
+        response.headers[name] = value
     return response

@@ -14,6 +14,7 @@ from controlplane.entrypoints.rest.views import (
 
 urlpatterns: list[URLPattern] = [
     path("session/", session.Session.as_view()),
+    path("session/methods/", session.SignInMethods.as_view()),
     path("status/", session.Status.as_view()),
     path("tickets/", tenants.Tickets.as_view()),
     path("tenants/", tenants.Tenants.as_view()),
@@ -46,6 +47,7 @@ urlpatterns: list[URLPattern] = [
     path("placements/", fleet.Placements.as_view()),
     path("decisions/", fleet.Decisions.as_view()),
     path("decisions/<str:decision_id>/", fleet.Decision.as_view()),
+    path("audit/", audit.Audit.as_view()),
     path("events/", audit.Events.as_view()),
     path("requests/", audit.Requests.as_view()),
     path("requests/<str:request_id>/", audit.InferenceRequest.as_view()),

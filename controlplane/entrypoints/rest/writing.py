@@ -21,6 +21,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane import bootstrap
+from controlplane.adapters.access.tokens import redacted
 from controlplane.application.handle import Handled
 from controlplane.application.ports import EventMeta, Idempotency, StoredResponse
 from controlplane.domain.decider import Command, Decider
@@ -49,7 +50,7 @@ def meta_of(request: Request, reason: str = "") -> EventMeta:
         actor=principal_in(request).actor,
         correlation_id=request_id_of(request),
         address=str(request.META.get("REMOTE_ADDR", "")),
-        reason=reason or reason_header(request),
+        reason=redacted(reason or reason_header(request)),
     )
 
 
@@ -178,7 +179,9 @@ def handle(request: Request, write: Write, reason: str, dry_run: bool, part: str
         if "If-Match" not in request.headers:
             raise
         headers = {"ETag": f'"{error.actual}"'}
-        raise Problem(412, error.code, error.message, headers) from None
+        stale = Problem(412, error.code, error.message, headers)
+        stale.recorded = error.recorded
+        raise stale from None
 
 
 def _replayed(stored: StoredResponse) -> HttpResponse:

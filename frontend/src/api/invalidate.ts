@@ -18,6 +18,11 @@ export function changedKeys(stream: string): string[] {
   return BY_CATEGORY[category] ?? [];
 }
 
+/** Whether the event is of the admin audit; what agents report and planners decide is not. */
+function isOrder({ actor }: LogEvent): boolean {
+  return !actor.startsWith("system:");
+}
+
 /** Collects the keys of a burst of events and refetches each of them once. */
 export class Invalidator {
   private pending = new Set<string>();
@@ -28,6 +33,7 @@ export class Invalidator {
   apply(event: LogEvent): void {
     if (!prependEvent(this.queries, event)) this.pending.add("events");
     for (const key of changedKeys(event.stream)) this.pending.add(key);
+    if (isOrder(event)) this.pending.add("audit");
     this.timer ??= setTimeout(() => this.flush(), FLUSH_MS);
   }
 

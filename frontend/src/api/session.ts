@@ -25,6 +25,12 @@ export const sessionQuery = queryOptions({
   staleTime: Number.POSITIVE_INFINITY,
 });
 
+export const signInMethodsQuery = queryOptions({
+  queryKey: ["sign-in-methods"],
+  queryFn: async () => (await body(client.GET("/api/v1/session/methods/"))).methods,
+  staleTime: Number.POSITIVE_INFINITY,
+});
+
 export function logIn(username: string, password: string): Promise<Session> {
   return signedIn(body(client.POST("/api/v1/session/", { body: { username, password } })));
 }

@@ -18,6 +18,7 @@ export type Route = Schemas["Route"];
 export type RouteOrder = Schemas["RouteOrderRequest"];
 export type Tenant = Schemas["Tenant"];
 export type Budget = Schemas["Budget"];
+export type AuditEntry = Schemas["AuditEntry"];
 export type ApiKey = Schemas["Key"];
 export type NewKey = Schemas["KeyOrderRequest"];
 export type IssuedKey = Schemas["IssuedKey"];

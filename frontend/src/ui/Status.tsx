@@ -7,6 +7,7 @@ export type Tone = "good" | "busy" | "warn" | "bad" | "idle";
 const TONES: Record<string, Tone> = {
   ready: "good",
   ok: "good",
+  done: "good",
   active: "good",
   live: "good",
   pending: "busy",
@@ -22,6 +23,7 @@ const TONES: Record<string, Tone> = {
   timeout: "warn",
   reconnecting: "warn",
   failed: "bad",
+  refused: "bad",
   lost: "bad",
   error: "bad",
   offline: "bad",

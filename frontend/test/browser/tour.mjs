@@ -19,6 +19,7 @@ const PAGES = [
   "Tenants",
   "Decisions",
   "Events",
+  "Audit",
   "Requests",
   "Settings",
 ];
@@ -85,6 +86,7 @@ async function openDetails(page) {
   await openDetail(page, "Fleet", node, "node");
   await openDetail(page, "Models", inTable("Models"), "model");
   await openDetail(page, "Tenants", inTable("Tenants"), "tenant");
+  await openDetail(page, "Audit", inTable("Audit"), "audit-entry");
   await openDetail(page, "Requests", inTable("Requests"), "request");
   const event = (where) => where.getByRole("region", { name: "Events" }).getByRole("button");
   await openDetail(page, "Events", event, "event");
@@ -94,7 +96,7 @@ async function openDetails(page) {
 
 async function inDark(page) {
   await page.emulateMedia({ colorScheme: "dark" });
-  for (const name of ["Fleet", "Decisions", "Playground"]) {
+  for (const name of ["Fleet", "Decisions", "Audit", "Playground"]) {
     await goTo(page, name);
     await page.waitForTimeout(1_500);
     await shot(page, `dark-${name.toLowerCase()}`);

@@ -20,6 +20,7 @@ export class FakeBackend {
   state: Record<string, Row>;
   user: string | null;
   role: string;
+  methods: { name: string; url: string }[];
   calls: FakeCall[];
   handle(call: FakeCall): FakeAnswer;
   append(stream: string, type: string, data: object, actor: string): Row;

@@ -23,6 +23,7 @@ export class FakeBackend {
     this.user = null;
     this.role = "admin";
     this.calls = [];
+    this.methods = [];
     this.onEvent = () => {};
   }
 
@@ -51,6 +52,7 @@ export class FakeBackend {
   answer(request) {
     const path = request.path.replace(/^\/api\/v1\//, "").replace(/\/$/, "");
     const parts = path.split("/").map(decodeURIComponent);
+    if (parts[0] === "session" && parts[1] === "methods") return ok({ methods: this.methods });
     if (parts[0] === "session") return this.session(request);
     if (this.user === null) throw new Refusal(401, "not_authenticated", "Log in.");
     if (request.method === "GET") return this.read(parts, request.query);

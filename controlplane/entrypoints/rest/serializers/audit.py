@@ -14,6 +14,7 @@ from controlplane.entrypoints.rest.fields import (
     position_field,
 )
 
+AUDIT_OUTCOMES = ("done", "refused")
 OUTCOMES = ("running", "ok", "cancelled", "error", "timeout", "unknown")
 
 
@@ -36,6 +37,43 @@ class EventQuery(Query):
     type = Text(required=False)
     actor = Text(required=False)
     order = Choice(("asc", "desc"), required=False, default="asc")
+
+
+class AuditEntrySerializer(serializers.Serializer[Any]):
+    """One administrative order: who, from where, what it changed, or why it was refused."""
+
+    position = serializers.IntegerField()
+    at = serializers.FloatField()
+    actor = serializers.CharField()
+    address = serializers.CharField()
+    action = serializers.CharField(help_text="The event's type, or the refused order's name.")
+    target = serializers.CharField()
+    outcome = serializers.ChoiceField(AUDIT_OUTCOMES)
+    code = serializers.CharField(help_text="Why it was refused; empty if it was done.")
+    detail = serializers.CharField()
+    reason = serializers.CharField(help_text="What its author gave as the reason.")
+    correlation_id = serializers.CharField(help_text="The request id, as in the logs.")
+    before = serializers.DictField(help_text="By thing, the fields that changed.")
+    after = serializers.DictField()
+    asked = serializers.DictField(help_text="What a refused order asked for.")
+
+
+class AuditQuery(Query):
+    """Newest first; ``after`` continues from the last position of the page before."""
+
+    q = Text(required=False, max_length=200, help_text="In any text of the entry.")
+    actor = Text(required=False)
+    action = Text(required=False)
+    target = Text(required=False)
+    outcome = Choice(AUDIT_OUTCOMES, required=False)
+    code = Text(required=False)
+    since = QueryNumber(required=False, help_text="Unix seconds.")
+    until = QueryNumber(required=False, help_text="Unix seconds, not included.")
+    min_position = position_field(
+        code="invalid_position", help_text="Wait up to 2 s until the read model is here."
+    )
+    after = position_field()
+    limit = limit_field()
 
 
 class RequestSerializer(serializers.Serializer[Any]):

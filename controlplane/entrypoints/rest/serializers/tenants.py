@@ -132,6 +132,17 @@ class SessionSerializer(serializers.Serializer[Any]):
     csrf_token = serializers.CharField()
 
 
+class SignInMethodSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    url = serializers.CharField(help_text="Where the browser goes.")
+
+
+class SignInMethodsSerializer(serializers.Serializer[Any]):
+    """Besides user name and password."""
+
+    methods = SignInMethodSerializer(many=True)
+
+
 class StatusSerializer(serializers.Serializer[Any]):
     position = serializers.IntegerField(help_text="Of the read model.")
     head = serializers.IntegerField(help_text="Of the log.")

@@ -5,7 +5,7 @@ from drf_spectacular.types import OpenApiTypes
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.entrypoints.rest import exporting, ledger_reading
+from controlplane.entrypoints.rest import audit_reading, exporting, ledger_reading, reading
 from controlplane.entrypoints.rest.documenting import page_of, read
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import audit as shapes
@@ -28,6 +28,23 @@ class Events(ApiView):
             "results": results,
         }
         return Response(body, headers={"X-Log-Position": str(ledger_reading.export_head("events"))})
+
+
+class Audit(ApiView):
+    resource = "audit"
+
+    @read("audit_list", page_of(shapes.AuditEntrySerializer, counted=False), shapes.AuditQuery)
+    def get(self, request: Request) -> Response:
+        query = query_of(request, shapes.AuditQuery)
+        reached = reading.wait_for(query.get("min_position"))
+        results = audit_reading.entries(query, tenant_filter(request))
+        more = len(results) == query["limit"]
+        body = {
+            "next": page_link(request, after=results[-1]["position"] if more else None),
+            "previous": None,
+            "results": results,
+        }
+        return Response(body, headers={"X-Log-Position": str(reached)})
 
 
 class Requests(ApiView):

@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest.auditing import note_refusal
 from controlplane.entrypoints.rest.fields import Query
 from controlplane.entrypoints.rest.rendering import AnyAccept
 from controlplane.entrypoints.rest.security import principal_in
@@ -26,6 +27,10 @@ Page = tuple[int, list[dict[str, Any]]]
 class ApiView(APIView):
     resource: ClassVar[str] = ""
     content_negotiation_class = AnyAccept
+
+    def handle_exception(self, exc: Exception) -> Response:
+        note_refusal(self.request, self, exc)
+        return super().handle_exception(exc)
 
     def source(self, query: dict[str, Any]) -> tuple[Source, int]:
         reached = reading.wait_for(query.get("min_position"))

@@ -3,6 +3,7 @@
 import math
 import time
 
+from django.conf import settings
 from django.contrib.auth import authenticate, login, logout
 from django.contrib.auth.models import User
 from django.middleware.csrf import get_token
@@ -12,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.adapters.access import users
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import auditing, reading
 from controlplane.entrypoints.rest.documenting import read, write
 from controlplane.entrypoints.rest.fields import Query
 from controlplane.entrypoints.rest.problems import Problem
@@ -44,6 +45,8 @@ class Session(ApiView):
         body = body_of(request, shapes.LoginOrder)
         user = _check_password(request, body["username"], body["password"])
         login(request._request, user)
+        username = user.get_username()
+        auditing.signed_in(auditing.meta(request, f"user:{username}"), username, "password")
         request.auth = users.principal_of(user)
         request.user = user
         return Response(_session(request))
@@ -52,6 +55,20 @@ class Session(ApiView):
     def delete(self, request: Request) -> Response:
         logout(request._request)
         return Response(status=204)
+
+
+class SignInMethods(ApiView):
+    """Open on purpose: the login page shows them to whoever is nobody yet."""
+
+    permission_classes = (Open,)
+    authentication_classes = ()
+
+    @read("session_methods", shapes.SignInMethodsSerializer, Query)
+    def get(self, request: Request) -> Response:
+        query_of(request, Query)
+        env = settings.ENV
+        found = [{"name": env.oidc_name, "url": "/sso/oidc/login/"}] if env.oidc_issuer else []
+        return Response({"methods": found})
 
 
 class Status(ApiView):
@@ -73,9 +90,17 @@ def _check_password(request: Request, username: str, password: str) -> User:
     user = authenticate(request._request, username=username, password=password)
     if not isinstance(user, User) or users.principal_of(user) is None:
         users.note_failed_login(username, address, now)
+        _note_refusal(request, username)
         raise Problem(401, "invalid_credentials", "User name or password is wrong.")
     users.note_login(username, address)
     return user
+
+
+def _note_refusal(request: Request, username: str) -> None:
+    """Only of a name that exists: what people type there is sometimes their password."""
+    actor = f"user:{username}" if users.role_of(username) else "anonymous"
+    refusal = ("SignIn", "session", "invalid_credentials", "User name or password is wrong.")
+    auditing.refuse(auditing.meta(request, actor), *refusal)
 
 
 def _session(request: Request) -> dict[str, str]:

@@ -1,8 +1,8 @@
-import { Button, PasswordInput, Stack, TextInput, Title } from "@mantine/core";
-import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { Alert, Button, PasswordInput, Stack, TextInput, Title } from "@mantine/core";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { getRouteApi, useRouter } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useState } from "react";
-import { logIn } from "@/api/session";
+import { logIn, signInMethodsQuery } from "@/api/session";
 import { Logo } from "@/ui/Logo";
 import { ProblemAlert } from "@/ui/ProblemAlert";
 import classes from "./LoginPage.module.css";
@@ -40,12 +40,39 @@ export function LoginPage() {
           <Title order={1}>Sign in to Engine</Title>
         </div>
         <LoginForm />
+        <OtherMethods />
         <p className={classes.hint}>
           First start? <span className="mono">make run</span> prints the login;{" "}
           <span className="mono">manage.py create_admin</span> makes one, or a new password.
         </p>
       </div>
     </main>
+  );
+}
+
+const FAILURES: Record<string, string> = {
+  oidc_no_role: "The provider signed you in, but gives you no role here.",
+  oidc_no_tenant: "The provider signed you in, but you belong to no tenant of this installation.",
+  oidc_name_taken: "Another user of the provider has your name here. Ask an administrator.",
+};
+
+/** What the browser can go to instead of a password; none unless the server has one. */
+function OtherMethods() {
+  const { error } = route.useSearch();
+  const methods = useQuery(signInMethodsQuery).data ?? [];
+  return (
+    <Stack gap="xs" mt="md">
+      {error && (
+        <Alert color="red" role="alert">
+          {FAILURES[error] ?? "The provider's answer was not accepted. Try again."}
+        </Alert>
+      )}
+      {methods.map(({ name, url }) => (
+        <Button key={url} component="a" href={url} variant="default" size="sm">
+          {name}
+        </Button>
+      ))}
+    </Stack>
   );
 }
 

@@ -4,6 +4,7 @@ import {
   IconGitBranch,
   IconListDetails,
   IconMessage2Code,
+  IconReportSearch,
   IconRoute2,
   IconServer2,
   IconSettings,
@@ -18,6 +19,7 @@ export interface NavItem {
     | "/tenants"
     | "/decisions"
     | "/events"
+    | "/audit"
     | "/requests"
     | "/playground"
     | "/settings";
@@ -41,6 +43,7 @@ export const NAV: { title: string; items: NavItem[] }[] = [
     items: [
       { to: "/decisions", label: "Decisions", about: "Why it runs there", icon: IconGitBranch },
       { to: "/events", label: "Events", about: "The log, live", icon: IconActivity },
+      { to: "/audit", label: "Audit", about: "Who changed what", icon: IconReportSearch },
       { to: "/requests", label: "Requests", about: "The ledger", icon: IconListDetails },
     ],
   },
