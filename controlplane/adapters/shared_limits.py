@@ -25,8 +25,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from controlplane.application.limits import DEFAULT_LIMITS, TenantLimits, TierLimits, refusal
 from controlplane.application.inference import Job
+from controlplane.application.limits import DEFAULT_LIMITS, TenantLimits, TierLimits, refusal
 from controlplane.application.refused import Refused
 from controlplane.dispatch.admit import Admission, Buckets, admit, admitted
 
