@@ -22,6 +22,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/audit/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["audit_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/checkpoints/": {
         parameters: {
             query?: never;
@@ -489,6 +505,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/session/methods/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** @description Open on purpose: the login page shows them to whoever is nobody yet. */
+        get: operations["session_methods"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/status/": {
         parameters: {
             query?: never;
@@ -759,6 +792,47 @@ export interface components {
             node_id: string;
             device_index: number;
             memory_bytes: number;
+        };
+        /** @description One administrative order: who, from where, what it changed, or why it was refused. */
+        AuditEntry: {
+            position: number;
+            /** Format: double */
+            at: number;
+            actor: string;
+            address: string;
+            /** @description The event's type, or the refused order's name. */
+            action: string;
+            target: string;
+            outcome: components["schemas"]["AuditEntryOutcomeEnum"];
+            /** @description Why it was refused; empty if it was done. */
+            code: string;
+            detail: string;
+            /** @description What its author gave as the reason. */
+            reason: string;
+            /** @description The request id, as in the logs. */
+            correlation_id: string;
+            /** @description By thing, the fields that changed. */
+            before: {
+                [key: string]: unknown;
+            };
+            after: {
+                [key: string]: unknown;
+            };
+            /** @description What a refused order asked for. */
+            asked: {
+                [key: string]: unknown;
+            };
+        };
+        /**
+         * @description * `done` - done
+         *     * `refused` - refused
+         * @enum {string}
+         */
+        AuditEntryOutcomeEnum: "done" | "refused";
+        AuditEntryPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["AuditEntry"][];
         };
         Budget: {
             /** @description Null: no budget. */
@@ -1108,16 +1182,6 @@ export interface components {
             reason?: string;
         };
         /**
-         * @description * `running` - running
-         *     * `ok` - ok
-         *     * `cancelled` - cancelled
-         *     * `error` - error
-         *     * `timeout` - timeout
-         *     * `unknown` - unknown
-         * @enum {string}
-         */
-        OutcomeEnum: "running" | "ok" | "cancelled" | "error" | "timeout" | "unknown";
-        /**
          * @description * `day` - day
          *     * `month` - month
          *     * `total` - total
@@ -1268,7 +1332,7 @@ export interface components {
             queue_ms: number | null;
             /** Format: double */
             duration_ms: number | null;
-            outcome: components["schemas"]["OutcomeEnum"];
+            outcome: components["schemas"]["RequestOutcomeEnum"];
             finish_reason: string | null;
             error_code: string | null;
             attempts: number | null;
@@ -1285,6 +1349,16 @@ export interface components {
             /** Format: double */
             finished_at: number | null;
         };
+        /**
+         * @description * `running` - running
+         *     * `ok` - ok
+         *     * `cancelled` - cancelled
+         *     * `error` - error
+         *     * `timeout` - timeout
+         *     * `unknown` - unknown
+         * @enum {string}
+         */
+        RequestOutcomeEnum: "running" | "ok" | "cancelled" | "error" | "timeout" | "unknown";
         RequestPage: {
             next: string | null;
             previous: string | null;
@@ -1369,6 +1443,15 @@ export interface components {
             /** @description Empty: the whole fleet. */
             tenant_id: string;
             csrf_token: string;
+        };
+        SignInMethod: {
+            name: string;
+            /** @description Where the browser goes. */
+            url: string;
+        };
+        /** @description Besides user name and password. */
+        SignInMethods: {
+            methods: components["schemas"]["SignInMethod"][];
         };
         /** @description What an export holds, and the signed note over its root and its SHA-256. */
         SignedManifest: {
@@ -1643,6 +1726,53 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Applied"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    audit_list: {
+        parameters: {
+            query?: {
+                action?: string;
+                actor?: string;
+                after?: number;
+                code?: string;
+                limit?: number;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+                /**
+                 * @description * `done` - done
+                 *     * `refused` - refused
+                 */
+                outcome?: "done" | "refused";
+                /** @description In any text of the entry. */
+                q?: string;
+                /** @description Unix seconds. */
+                since?: number;
+                target?: string;
+                /** @description Unix seconds, not included. */
+                until?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AuditEntryPage"];
                 };
             };
             "4XX": {
@@ -3077,6 +3207,33 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    session_methods: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SignInMethods"];
+                };
             };
             "4XX": {
                 headers: {
