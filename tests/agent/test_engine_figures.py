@@ -29,8 +29,8 @@ async def test_guesses_preemptions_swaps_and_cache_hits_are_counted(
 ) -> None:
     """One slot: a realtime request swaps a batch request out and in again, three blocks or more."""
     agent = start(start_agent)
-    options = {"speculation": "ngram", "kv_cache_dtype": "int8", "max_batch": 1}
-    await plane.place("n1", tiny(**options))
+    draft = {"speculation": "draft", "draft_model": f"file://{wide_tiny_model()}"}
+    await plane.place("n1", tiny(kv_cache_dtype="int8", max_batch=1, **draft))
     await plane.replica("n1", "ready", deadline_s=90)
     greedy = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)
     bulk = await plane.generate(

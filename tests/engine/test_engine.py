@@ -266,16 +266,31 @@ def test_the_age_of_the_last_step_counts_only_while_there_is_work():
 
 
 def test_guesses_by_the_model_itself_are_all_accepted():
-    engine = load(speculation="draft", draft_path=tiny_model(), max_batch_tokens=32)
+    """In int8, as drafts are."""
+    options = {"quantization": "int8", "max_batch_tokens": 32}
+    engine = load(speculation="draft", draft_path=tiny_model(), **options)
     guess_always(engine)
     requests = [ask(f"r{i}", (i, 7, i), max_tokens=13) for i in range(3)]
-    outputs = run(engine, *requests)
-    for request in requests:
-        assert tokens_of(outputs[request.request_id]) == greedy(request.prompt_token_ids, 13)
+    outputs, plain = run(engine, *requests), run(load(**options), *requests)
+    for name, parts in plain.items():
+        assert tokens_of(outputs[name]) == tokens_of(parts)
     stats = engine.stats()
     assert stats.spec_decode_num_accepted_tokens == stats.spec_decode_num_draft_tokens == 27
     assert stats.spec_decode_num_drafts == 9
     assert stats.num_steps == 4, "one token, then three times 4"
+
+
+def test_guesses_that_are_sometimes_wrong_change_nothing():
+    """A float32 model's own copy, rounded to int8: most guesses are right."""
+    engine = load(speculation="draft", draft_path=tiny_model(), max_batch_tokens=32)
+    guess_always(engine)
+    requests = [ask(f"r{i}", (i, 7, i), max_tokens=40) for i in range(3)]
+    outputs = run(engine, *requests)
+    for request in requests:
+        assert tokens_of(outputs[request.request_id]) == greedy(request.prompt_token_ids, 40)
+    stats = engine.stats()
+    accepted, guessed = stats.spec_decode_num_accepted_tokens, stats.spec_decode_num_draft_tokens
+    assert 0.5 * guessed < accepted < guessed
 
 
 def test_a_stop_token_among_accepted_guesses_ends_the_request_there():
