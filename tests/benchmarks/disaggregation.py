@@ -38,34 +38,35 @@ def tokens(rng: random.Random, num: int) -> tuple[int, ...]:
     return tuple(rng.randrange(100, 49152) for _ in range(num))
 
 
-async def load(plane: Control, seed: int) -> tuple[list[float], list[float]]:
+async def load(plane: Control, name: str, seed: int) -> tuple[list[float], list[float]]:
     """Seconds between the readers' tokens while prompts come, and to the prompts' first tokens."""
     rng = random.Random(seed)
     endless = Sampling(max_tokens=1000, temperature=0.0, ignore_eos=True)
     short = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+    to_it = {"replica_id": name}
     readers = [
-        await plane.generate("n1", prompt_token_ids=tokens(rng, 60), sampling=endless)
+        await plane.generate("n1", prompt_token_ids=tokens(rng, 60), sampling=endless, **to_it)
         for _ in range(NUM_READERS)
     ]
-    for name in readers:
-        await plane.started(name, 3)
+    for reader in readers:
+        await plane.started(reader, 3)
     begun = asyncio.get_running_loop().time()
     first: list[float] = []
     for _ in range(NUM_PROMPTS):
         asked = asyncio.get_running_loop().time()
         prompt = tokens(rng, PROMPT_TOKENS)
-        name = await plane.generate("n1", prompt_token_ids=prompt, sampling=short)
+        late = await plane.generate("n1", prompt_token_ids=prompt, sampling=short, **to_it)
         await asyncio.sleep(INTERVAL_S)
-        await plane.started(name)
-        first.append(plane.arrived_at[name][0] - asked)
+        await plane.started(late)
+        first.append(plane.arrived_at[late][0] - asked)
     ended = asyncio.get_running_loop().time()
     await plane.cancel("n1", *readers)
-    for name in readers:
-        await plane.terminal(name)
+    for reader in readers:
+        await plane.terminal(reader)
     gaps = [
         later - earlier
-        for name in readers
-        for earlier, later in pairwise(plane.arrived_at[name])
+        for reader in readers
+        for earlier, later in pairwise(plane.arrived_at[reader])
         if begun <= earlier and later <= ended
     ]
     return gaps, first
@@ -83,9 +84,10 @@ async def measure(repeats: int) -> dict[str, object]:
         async with control(server) as plane:
             for turn in range(2 * repeats):
                 name = list(ARRANGEMENTS)[turn % 2]
-                await plane.place("n1", replica(name), generation=turn + 1)
-                await plane.replica("n1", "ready", deadline_s=60)
-                found = await load(plane, turn)
+                placed = replica(name, turn)
+                await plane.place("n1", placed, generation=turn + 1)
+                await plane.replica("n1", "ready", placed.replica_id, deadline_s=120)
+                found = await load(plane, placed.replica_id, turn)
                 gaps[name] += found[0]
                 first[name] += found[1]
         agent.stop()
@@ -102,9 +104,10 @@ async def measure(repeats: int) -> dict[str, object]:
     return {"name": "disaggregation", "machine": machine, "ratios": ratios, "figures": figures}
 
 
-def replica(name: str) -> ReplicaSpec:
-    """The model in one of the arrangements."""
+def replica(name: str, turn: int) -> ReplicaSpec:
+    """The model in one of the arrangements, under an id of its own."""
     return spec(
+        f"{name}.1.g{turn}.0",
         source=SMOLLM2,
         memory_bytes=3 * GIB,
         max_batch=16,

@@ -1,6 +1,7 @@
 """Quality, memory and speed of each number format that a version may choose, against float32.
 
-    python -m tests.benchmarks.engine_precisions --trace FILE [--json FILE] [--only NAME ...]
+    python -m tests.benchmarks.engine_precisions --trace FILE [--only NAME ...] [--num-prompts 24]
+                                                 [--repeats 3] [--json FILE]
 
 The real SmolLM2-135M on the English prompts of a trace (JSON lines with `prompt_ids`), the same
 24 of at least 100 tokens that `tests.benchmarks.engine` measures int8 on. Perplexity is that of
@@ -73,7 +74,8 @@ def decode_ms(engine: TorchEngine, batch: int, seed: int) -> float:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything, as `--json` writes it."""
     names = options.only or list(FORMATS)
-    rows = [prompt[:512] for prompt, _ in read_trace(options.trace) if len(prompt) >= 100][:24]
+    rows = [prompt[:512] for prompt, _ in read_trace(options.trace) if len(prompt) >= 100]
+    rows = rows[: options.num_prompts]
     ratios: dict[str, float] = {}
     figures: dict[str, float] = {"num_tokens": sum(map(len, rows))}
     with tempfile.TemporaryDirectory() as folder:
@@ -84,8 +86,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             same = [a == b for a, b in zip(exact[1], best, strict=True)]
             ratios[f"{name}_perplexity_vs_float32"] = math.exp(loss - exact[0])
             ratios[f"{name}_top1_vs_float32"] = sum(same) / len(same)
+            print(f"{name}: perplexity x {math.exp(loss - exact[0]):.4f}", flush=True)
         engines = {name: load(name, awq, max_num_seqs=16) for name in names}
-        for batch in (1, 16):
+        for batch in (1, 16) if options.repeats else ():
             times: dict[str, list[float]] = {name: [] for name in names}
             for repeat in range(options.repeats):
                 for name in random.Random(repeat).sample(names, len(names)):
@@ -107,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=FORMATS)
+    parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
