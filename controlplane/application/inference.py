@@ -122,8 +122,6 @@ class Job:
     arm: str
     version_id: str
     latency_class: str
-    budget_tokens: int | None
-    budget_period: str
     price: Price
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from controlplane.domain.budget import Budget, amount_in
 from controlplane.domain.decider import Event
 from controlplane.domain.money import Price
 
@@ -199,8 +200,6 @@ class Intent:
     latency_class: str
     num_prompt_tokens: int
     max_output_tokens: int
-    budget_tokens: int | None
-    budget_period: str
     price: Price
     at: float
     gateway: str
@@ -227,13 +226,16 @@ class Terminal:
 
 
 class BudgetExceeded(Exception):
-    """Spent plus live reservations plus this request would pass the budget; all in tokens."""
+    """Spent plus live reservations plus this request would pass ``budget``; all in its unit."""
 
-    def __init__(self, limit: int, spent: int, reserved: int, asked: int) -> None:
-        super().__init__(
-            f"budget {limit}, spent {spent}, reserved {reserved}, this request needs {asked}"
+    def __init__(self, budget: Budget, spent: int, reserved: int, asked: int) -> None:
+        limit, used, held, needed = (
+            amount_in(budget.unit, value) for value in (budget.limit, spent, reserved, asked)
         )
-        self.limit, self.spent, self.reserved, self.asked = limit, spent, reserved, asked
+        super().__init__(
+            f"budget {limit}, spent {used}, reserved {held}, this request needs {needed}"
+        )
+        self.budget, self.spent, self.reserved, self.asked = budget, spent, reserved, asked
 
 
 class AuditUnavailable(Exception):

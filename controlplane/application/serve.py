@@ -99,11 +99,7 @@ class Serving:
         try:
             await self.ledger.admit(_intent_of(job, self.gateway, self.clock.now()))
         except BudgetExceeded as error:
-            raise Refused(
-                "insufficient_quota",
-                f"The tenant's token budget ({job.budget_period}) does not cover this: {error}.",
-                limits=job.limits,
-            ) from error
+            raise Refused("insufficient_quota", _beyond(error), limits=job.limits) from error
         except AuditUnavailable as error:
             raise Refused(
                 "audit_unavailable", "The request could not be recorded.", retry_after=1
@@ -201,6 +197,14 @@ class Serving:
         return {key: count for key, count in counts.items() if count}
 
 
+def _beyond(error: BudgetExceeded) -> str:
+    """In the numbers that the refusal was based on."""
+    rule = error.budget
+    of = f"{rule.scope} {rule.target}".strip()
+    per = "in total" if rule.period == "total" else f"a {rule.period}"
+    return f"The budget '{rule.budget_id}' ({rule.unit} {per}, {of}) does not cover this: {error}."
+
+
 def _wake_if_waiting(waiter: "asyncio.Future[None]") -> None:
     if not waiter.done():
         waiter.set_result(None)
@@ -236,8 +240,6 @@ def _intent_of(job: Job, gateway: str, at: float) -> Intent:
         latency_class=job.latency_class,
         num_prompt_tokens=job.num_prompt_tokens,
         max_output_tokens=job.max_output_tokens,
-        budget_tokens=job.budget_tokens,
-        budget_period=job.budget_period,
         price=job.price,
         at=at,
         gateway=gateway,

@@ -30,8 +30,6 @@ def intent(number: int, chance: random.Random) -> Intent:
         latency_class="standard",
         num_prompt_tokens=chance.randrange(1, 500),
         max_output_tokens=chance.randrange(1, 500),
-        budget_tokens=None,
-        budget_period="month",
         at=AT + number + chance.random(),
         gateway="gw-1",
         price=Price(*sorted((chance.randrange(10**6) for _ in range(3)), reverse=True)),

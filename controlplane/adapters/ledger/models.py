@@ -2,7 +2,7 @@
 
 A row of ``InferenceRequest`` is inserted at admission (the intent, which is also the reservation)
 and completed exactly once (the terminal record). While ``outcome`` is empty the request is live
-and its ``reserved_tokens`` count against the tenant's budget, so a reservation cannot outlive its
+and what it reserves counts against the tenant's budgets, so a reservation cannot outlive its
 request: there is no second row that could be left behind.
 """
 
@@ -25,6 +25,7 @@ class InferenceRequest(models.Model):
     num_prompt_tokens = models.BigIntegerField()
     max_output_tokens = models.BigIntegerField()
     reserved_tokens = models.BigIntegerField()
+    reserved_price = models.BigIntegerField(default=0, db_default=0)  # picodollars
     at = models.FloatField()
     day = models.CharField(max_length=10)
     gateway = models.CharField(max_length=127)
@@ -61,11 +62,15 @@ class InferenceRequest(models.Model):
 
 
 class Usage(models.Model):
-    """What a tenant used of a version on the UTC ``day`` its requests were admitted."""
+    """What was used on the UTC ``day`` that requests were admitted, as budgets ask for it.
+
+    ``scope`` and ``target`` are a budget's: the tenant's whole use, that of one key, of one model.
+    """
 
     tenant_id = models.CharField(max_length=63)
+    scope = models.CharField(max_length=8)
+    target = models.CharField(max_length=255)
     day = models.CharField(max_length=10)
-    version_id = models.CharField(max_length=127)
     num_requests = models.BigIntegerField(default=0)
     num_prompt_tokens = models.BigIntegerField(default=0)
     num_output_tokens = models.BigIntegerField(default=0)
@@ -77,7 +82,7 @@ class Usage(models.Model):
         db_table = "ledger_usage"
         constraints = (
             models.UniqueConstraint(
-                fields=("tenant_id", "day", "version_id"), name="ledger_usage_one_row"
+                fields=("tenant_id", "scope", "target", "day"), name="ledger_usage_one_row"
             ),
         )
 

@@ -10,7 +10,7 @@ from controlplane.application.proving import Finding
 from controlplane.application.records import REQUESTS
 from controlplane.domain.money import join
 
-_KEYS = "tenant_id, day, version_id"
+_KEYS = "tenant_id, day"
 _SUMMED = (
     f"SELECT {_KEYS}, count(*), sum(num_prompt_tokens), sum(num_output_tokens),"
     " sum(price / 1000000000), sum(price % 1000000000)"  # as ``money.split``: sums do not overflow
@@ -18,7 +18,7 @@ _SUMMED = (
 )
 _KEPT = (
     f"SELECT {_KEYS}, num_requests, num_prompt_tokens, num_output_tokens, price_milli, price_pico"
-    " FROM ledger_usage"
+    " FROM ledger_usage WHERE scope = 'tenant'"
 )
 
 
@@ -34,13 +34,13 @@ def usage_findings(alias: str = "default") -> Iterator[Finding]:
         kept = {_usage(row) for row in cursor.fetchall()}
     for one in sorted(summed ^ kept)[:1]:
         detail = "the usage kept is not the sum of the requests"
-        yield Finding(REQUESTS, 0, "/".join(one[:3]), "usage", detail)
+        yield Finding(REQUESTS, 0, "/".join(one[:2]), "usage", detail)
 
 
 def _usage(row: Any) -> tuple[Any, ...]:
-    """(tenant, day, version, requests, prompt tokens, output tokens, picodollars)."""
+    """(tenant, day, requests, prompt tokens, output tokens, picodollars)."""
     *keys, milli, pico = row
-    return (*keys[:3], *map(int, keys[3:]), join(int(milli), int(pico)))
+    return (*keys[:2], *map(int, keys[2:]), join(int(milli), int(pico)))
 
 
 def file_findings(alias: str = "default") -> Iterator[Finding]:

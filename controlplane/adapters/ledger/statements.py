@@ -25,6 +25,7 @@ INTENT_COLUMNS = (
     ("num_prompt_tokens", "bigint"),
     ("max_output_tokens", "bigint"),
     ("reserved_tokens", "bigint"),
+    ("reserved_price", "bigint"),
     ("at", "double precision"),
     ("day", "text"),
     ("gateway", "text"),
@@ -51,8 +52,9 @@ TERMINAL_COLUMNS = (
 )
 USAGE_COLUMNS = (
     ("tenant_id", "text"),
+    ("scope", "text"),
+    ("target", "text"),
     ("day", "text"),
-    ("version_id", "text"),
     ("num_requests", "bigint"),
     ("num_prompt_tokens", "bigint"),
     ("num_output_tokens", "bigint"),
@@ -80,7 +82,9 @@ class Statements:
 
     begin: str
     lock_tenant: str | None
-    budget: str
+    budgets: str
+    spent: str
+    held: str
     insert_intents: str
     unsettled: str
     take_positions: str
@@ -107,12 +111,17 @@ def _build(*, sqlite: bool) -> Statements:
     mark = "?" if sqlite else "%s"
     rows = "json_each(?) AS e" if sqlite else "jsonb_array_elements(%s::jsonb) AS e(value)"
     scalar = "e.value" if sqlite else "e.value #>> '{}'"
-    live = "request_id, tenant_id, day, version_id, price_input, price_cached_input, price_output"
-    gather = (
-        f"json_group_array(json_array({live}))"
-        if sqlite
-        else f"COALESCE(json_agg(json_build_array({live})), '[]')::text"
+    percent = "%" if sqlite else "%%"
+    budgets = "json(budgets)" if sqlite else "budgets"
+    live = (
+        "request_id, tenant_id, day, subject, version_id,"
+        " price_input, price_cached_input, price_output"
     )
+
+    def gather(values: str) -> str:
+        if sqlite:
+            return f"json_group_array(json_array({values}))"
+        return f"COALESCE(json_agg(json_build_array({values})), '[]')::text"
 
     def read(index: int, kind: str) -> str:
         if sqlite:
@@ -124,18 +133,28 @@ def _build(*, sqlite: bool) -> Statements:
 
     keyed = (("request_id", "text"), *TERMINAL_COLUMNS)
     changes = ", ".join(f"{name} = v.{name}" for name, _ in TERMINAL_COLUMNS)
-    sums = ", ".join(f"{n} = ledger_usage.{n} + excluded.{n}" for n, _ in USAGE_COLUMNS[3:])
+    sums = ", ".join(f"{n} = ledger_usage.{n} + excluded.{n}" for n, _ in USAGE_COLUMNS[4:])
     orphan = "SELECT request_id, progress_tokens, num_prompt_tokens, at FROM ledger_request"
     return Statements(
         begin="BEGIN IMMEDIATE" if sqlite else "BEGIN",
         lock_tenant=None if sqlite else "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7))",
-        budget="SELECT (SELECT COALESCE(SUM(num_prompt_tokens + num_output_tokens), 0)"
-        f" FROM ledger_usage WHERE tenant_id = {mark} AND day >= {mark}),"
-        " (SELECT COALESCE(SUM(reserved_tokens), 0)"
-        f" FROM ledger_request WHERE tenant_id = {mark} AND outcome = '')",
+        budgets=f"SELECT {gather('tenant_id, ' + budgets)} FROM readmodel_tenant"
+        f" WHERE tenant_id IN (SELECT {scalar} FROM {rows}) AND budgets <> '[]'",
+        spent=f"SELECT {gather('i, tokens, milli, pico')} FROM (SELECT {read(0, 'bigint')} AS i,"
+        " SUM(u.num_prompt_tokens + u.num_output_tokens) AS tokens,"
+        " SUM(u.price_milli) AS milli, SUM(u.price_pico) AS pico"
+        f" FROM {rows} JOIN ledger_usage AS u ON u.tenant_id = {read(1, 'text')}"
+        f" AND u.scope = {read(2, 'text')} AND u.target = {read(3, 'text')}"
+        f" AND u.day >= {read(4, 'text')} GROUP BY 1) AS sums",
+        held=f"SELECT {gather('tenant_id, subject, version_id, day, tokens, milli, pico')}"
+        " FROM (SELECT tenant_id, subject, version_id, day, SUM(reserved_tokens) AS tokens,"
+        " SUM(reserved_price / 1000000000) AS milli,"
+        f" SUM(reserved_price {percent} 1000000000) AS pico"
+        f" FROM ledger_request WHERE outcome = '' AND tenant_id IN (SELECT {scalar} FROM {rows})"
+        " GROUP BY tenant_id, subject, version_id, day) AS sums",
         insert_intents=f"INSERT INTO ledger_request ({_names(INTENT_COLUMNS)}, {', '.join(_BLANK)})"
         f" SELECT {fields(INTENT_COLUMNS)}, {', '.join(_BLANK.values())} FROM {rows}",
-        unsettled=f"SELECT {gather} FROM (SELECT {live}"
+        unsettled=f"SELECT {gather(live)} FROM (SELECT {live}"
         f" FROM ledger_request WHERE outcome = '' AND request_id IN (SELECT {scalar} FROM {rows})"
         f" ORDER BY request_id{'' if sqlite else ' FOR UPDATE'}) AS live",
         take_positions=f"INSERT INTO ledger_head (id, position) VALUES (1, {mark})"
@@ -145,7 +164,7 @@ def _build(*, sqlite: bool) -> Statements:
         " WHERE ledger_request.request_id = v.request_id",
         add_usage=f"INSERT INTO ledger_usage ({_names(USAGE_COLUMNS)})"
         f" SELECT {fields(USAGE_COLUMNS)} FROM {rows} WHERE true"
-        f" ON CONFLICT (tenant_id, day, version_id) DO UPDATE SET {sums}",
+        f" ON CONFLICT (tenant_id, scope, target, day) DO UPDATE SET {sums}",
         progress="UPDATE ledger_request SET progress_tokens = v.produced FROM (SELECT"
         f" {fields((('request_id', 'text'), ('produced', 'bigint')))} FROM {rows}) AS v"
         " WHERE ledger_request.request_id = v.request_id AND outcome = ''",

@@ -7,7 +7,7 @@ import msgspec
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from controlplane.adapters.ledger.batch import Cursor
+from controlplane.adapters.ledger.budgets import Cursor
 from controlplane.adapters.ledger.statements import Statements, statements
 from controlplane.adapters.ledger.writer import GroupWriter
 from controlplane.application.ports import Intent, Terminal

@@ -63,8 +63,6 @@ class OrderDesk:
             arm=found.arm,
             version_id=found.version_id,
             latency_class=_class_of(latency_class or parameters.latency_class, tenant.tier),
-            budget_tokens=tenant.budget_tokens,
-            budget_period=tenant.budget_period,
             price=self._state.catalog.price(found.version_id),
             prompts=prompts,
             num_choices=parameters.n,

@@ -570,16 +570,51 @@ export interface paths {
         patch: operations["tenants_change"];
         trace?: never;
     };
-    "/api/v1/tenants/{tenant_id}/budget/": {
+    "/api/v1/tenants/{tenant_id}/budgets/": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
+        get: operations["budgets_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tenants/{tenant_id}/budgets/{budget_id}/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** @description A change is in effect on every gateway once the answer is there. */
         get: operations["budgets_retrieve"];
+        /** @description A change is in effect on every gateway once the answer is there. */
         put: operations["budgets_set"];
         post?: never;
+        /** @description A change is in effect on every gateway once the answer is there. */
+        delete: operations["budgets_remove"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tenants/{tenant_id}/budgets/{budget_id}/reset/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["budgets_reset"];
         delete?: never;
         options?: never;
         head?: never;
@@ -834,23 +869,53 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["AuditEntry"][];
         };
+        /** @description ``limit`` = ``spent`` + ``reserved`` + ``remaining``, unless it was lowered below the two. */
         Budget: {
-            /** @description Null: no budget. */
-            tokens: number | null;
+            budget_id: string;
+            scope: components["schemas"]["ScopeEnum"];
+            /** @description The key (a record's subject) or model; else empty. */
+            target: string;
+            unit: components["schemas"]["UnitEnum"];
+            limit: string;
             period: components["schemas"]["PeriodEnum"];
-            /** @description Tokens of finished requests this period. */
-            spent: number;
-            /** @description Tokens held for running requests. */
-            reserved: number;
-            remaining: number | null;
+            /** @description By finished requests of this period. */
+            spent: string;
+            /** @description The most that running requests may still use. */
+            reserved: string;
+            remaining: string;
+            /** @description Spent before the reset, and not counted. */
+            forgiven: string;
         };
-        /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
+        /** @description What is left out means: of the whole tenant, in tokens, each month. */
         BudgetOrderRequest: {
             /** @description Kept in the audit. */
             reason?: string;
-            tokens: number | null;
+            /** @default tenant */
+            scope: string;
+            /** @default  */
+            target: string;
+            /** @default tokens */
+            unit: string;
+            /** @description Tokens like "1000000", or money like "12.50". */
+            limit: string;
             /** @default month */
             period: string;
+        };
+        BudgetPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Budget"][];
+            count: number;
+        };
+        /** @description Amounts are texts: tokens in digits, money as a decimal. */
+        BudgetRule: {
+            budget_id: string;
+            scope: components["schemas"]["ScopeEnum"];
+            /** @description The key (a record's subject) or model; else empty. */
+            target: string;
+            unit: components["schemas"]["UnitEnum"];
+            limit: string;
+            period: components["schemas"]["PeriodEnum"];
         };
         Candidate: {
             node_id: string;
@@ -1054,6 +1119,8 @@ export interface components {
             previous_valid_until: number | null;
             /** Format: double */
             previous_last_used_at: number | null;
+            /** @description The budgets its requests must fit, all of them. */
+            applies: components["schemas"]["BudgetRule"][];
         };
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         KeyOrderRequest: {
@@ -1423,6 +1490,13 @@ export interface components {
             max_replicas: number;
         };
         /**
+         * @description * `tenant` - tenant
+         *     * `key` - key
+         *     * `model` - model
+         * @enum {string}
+         */
+        ScopeEnum: "tenant" | "key" | "model";
+        /**
          * @description * `inference` - inference
          *     * `admin:read` - admin:read
          *     * `admin:write` - admin:write
@@ -1503,8 +1577,7 @@ export interface components {
             tier: components["schemas"]["TierEnum"];
             suspended: boolean;
             suspended_reason: string;
-            budget_tokens: number | null;
-            budget_period: components["schemas"]["PeriodEnum"];
+            budgets: components["schemas"]["BudgetRule"][];
             /** @description Live ones. */
             num_keys: number;
             /** Format: double */
@@ -1549,6 +1622,12 @@ export interface components {
          * @enum {string}
          */
         TierEnum: "free" | "standard" | "premium";
+        /**
+         * @description * `tokens` - tokens
+         *     * `money` - money
+         * @enum {string}
+         */
+        UnitEnum: "tokens" | "money";
         Unplaced: {
             version_id: string;
             num_missing: number;
@@ -3469,6 +3548,45 @@ export interface operations {
             };
         };
     };
+    budgets_list: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                limit?: number;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+                model?: string;
+                offset?: number;
+                /** @description Key id, jwt:<sub> or user:<name>. */
+                subject?: string;
+            };
+            header?: never;
+            path: {
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BudgetPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     budgets_retrieve: {
         parameters: {
             query?: {
@@ -3479,6 +3597,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                budget_id: string;
                 tenant_id: string;
             };
             cookie?: never;
@@ -3518,6 +3637,7 @@ export interface operations {
                 "If-Match"?: string;
             };
             path: {
+                budget_id: string;
                 tenant_id: string;
             };
             cookie?: never;
@@ -3525,6 +3645,90 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["BudgetOrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    budgets_remove: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                budget_id: string;
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    budgets_reset: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                budget_id: string;
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["OrderRequest"];
             };
         };
         responses: {

@@ -40,10 +40,8 @@ async function tenant(page) {
   expect(/^sk_[0-9a-f]{12}\./.test(shown), "the issued key's secret is not shown");
   await shot(page, "orders-secret");
   await press(secret, "I have stored it");
-  await press(page, "Set budget");
-  const budget = page.getByRole("dialog", { name: `Budget of ${TENANT}` });
-  await budget.getByRole("switch", { name: "Limit the tokens" }).click();
-  await filled(page, `Budget of ${TENANT}`, { Tokens: "50000" }, "Save budget");
+  await press(page, "Add budget");
+  await filled(page, `New budget of ${TENANT}`, { Limit: "50000" }, "Save budget");
   await page.getByText("50,000 tokens a month").waitFor();
   await press(page, "Actions for orders");
   await page.getByRole("menuitem", { name: "Rotate secret" }).click();

@@ -4,7 +4,7 @@
  * `handle(request)` is the network boundary that the tests replace `fetch` with and that
  * `fakeserver.mjs` serves; `onEvent` tells of every event that a write appends.
  */
-import { model, newState, tenant, version } from "./data.mjs";
+import { budget, model, newState, tenant, version } from "./data.mjs";
 
 const PASSWORD = "correct horse";
 const CSRF = "csrf-1";
@@ -98,7 +98,7 @@ export class FakeBackend {
     }
     if (!id) return this.list(this.state[kind] ?? missing(kind));
     if (kind === "tenants" && sub === "keys") return this.list(this.state.keys[id] ?? []);
-    if (kind === "tenants" && sub === "budget") return this.tagged(budgetOf(found()), kind, id);
+    if (kind === "tenants" && sub === "budgets") return this.list(found().budgets.map(counted));
     return this.tagged(found(), kind, id);
   }
 
@@ -272,6 +272,7 @@ export class FakeBackend {
 
   changeTenant(row, order, keyId, body, action) {
     const keys = this.state.keys[row.tenant_id] ?? missing("order");
+    const others = () => row.budgets.filter((each) => each.budget_id !== keyId);
     switch (order) {
       case "PATCH":
         row.tier = body.tier;
@@ -282,9 +283,14 @@ export class FakeBackend {
       case "POST resume":
         row.suspended = false;
         return ["TenantResumed"];
-      case "PUT budget":
-        Object.assign(row, { budget_tokens: body.tokens, budget_period: body.period });
+      case "PUT budgets":
+        row.budgets = [...others(), budget(keyId, body)];
         return ["TenantBudgetSet"];
+      case "DELETE budgets":
+        row.budgets = others();
+        return ["TenantBudgetSet"];
+      case "POST budgets":
+        return ["TenantBudgetReset"];
       case "DELETE keys":
         keys.find((key) => key.key_id === keyId).revoked = true;
         return ["ApiKeyRevoked"];
@@ -327,6 +333,7 @@ export class FakeBackend {
       last_used_at: null,
       previous_valid_until: null,
       previous_last_used_at: null,
+      applies: row.budgets,
     });
     row.num_keys += 1;
     return ["ApiKeyIssued", { ...shown, secret: `sk_${key_id}.top-secret` }];
@@ -369,9 +376,10 @@ function byKey(keys, id) {
   return keys.find((each) => each.key_id === id) ?? missing("key");
 }
 
-function budgetOf({ budget_tokens, budget_period }) {
-  const spent = 1_284_310;
-  const reserved = 2_560;
-  const remaining = budget_tokens === null ? null : budget_tokens - spent - reserved;
-  return { tokens: budget_tokens, period: budget_period, spent, reserved, remaining };
+function counted(rule) {
+  const [spent, reserved] = [1_284_310, 2_560];
+  const remaining = Math.max(0, Number(rule.limit) - spent - reserved);
+  const figures = { spent, reserved, remaining, forgiven: 0 };
+  const texts = Object.entries(figures).map(([name, value]) => [name, String(value)]);
+  return { ...rule, ...Object.fromEntries(texts) };
 }
