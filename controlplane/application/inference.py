@@ -115,6 +115,7 @@ class Job:
     request_id: str
     tenant_id: str
     subject: str
+    end_user: str
     tier: str
     endpoint: str
     requested_model: str

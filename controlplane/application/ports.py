@@ -192,6 +192,7 @@ class Intent:
     request_id: str
     tenant_id: str
     subject: str  # API key id, or "jwt:<sub>", or "user:<name>"
+    end_user: str  # what the request itself named as its user
     endpoint: str
     requested_model: str
     route: str
@@ -203,6 +204,23 @@ class Intent:
     price: Price
     at: float
     gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of one choice on one replica; ``outcome``: ok | cancelled | error."""
+
+    choice: int
+    attempt: int
+    node_id: str
+    replica_id: str
+    outcome: str
+    error_code: str
+    num_cached_tokens: int
+    num_output_tokens: int
+    queue_ms: float | None
+    started_at: float
+    duration_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +241,7 @@ class Terminal:
     duration_ms: float
     at: float
     attempts: int = 1
+    tries: tuple[Attempt, ...] = ()
 
 
 class BudgetExceeded(Exception):

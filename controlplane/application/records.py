@@ -75,8 +75,8 @@ _REQUEST_1: tuple[Field, ...] = (
     ("ended_at", "float?"),
     ("attempts", "int"),
 )
-# A price is reserved too.
-_REQUEST_2 = (*_REQUEST_1, ("reserved_price", "int"))
+# A price is reserved too, and the user is kept whom the request named.
+_REQUEST_2 = (*_REQUEST_1, ("reserved_price", "int"), ("end_user", "text"))
 FIELDS: Mapping[str, tuple[Field, ...]] = {
     "event/1": EVENT_FIELDS,
     "request/1": _REQUEST_1,

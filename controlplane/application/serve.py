@@ -24,6 +24,7 @@ from functools import partial
 
 import msgspec
 
+from controlplane.application.attempts import attempts_of
 from controlplane.application.call import Call, Part
 from controlplane.application.inference import (
     Generator,
@@ -114,6 +115,7 @@ class Serving:
         job = call.job
         target = self.placer.choose(job, part.failed, self.num_local)
         part.target, part.attempt, part.heard_at = target, part.attempt + 1, self.monotonic()
+        part.sent_at = part.heard_at
         part.failed |= {target.replica_id}
         order = Order(
             part.request_id,
@@ -130,6 +132,7 @@ class Serving:
             await self.generator.generate(target.node_id, order, partial(call.receive, part))
         except BaseException:
             self.left(part)
+            part.note("error", "not_sent", self.monotonic())
             part.target = None
             raise
 
@@ -232,6 +235,7 @@ def _intent_of(job: Job, gateway: str, at: float) -> Intent:
         request_id=job.request_id,
         tenant_id=job.tenant_id,
         subject=job.subject,
+        end_user=job.end_user,
         endpoint=job.endpoint,
         requested_model=job.requested_model,
         route=job.route,
@@ -267,6 +271,7 @@ def _terminal_of(call: Call, at: float, now: float) -> Terminal:
         duration_ms=(now - job.began) * 1000,
         at=at,
         attempts=max(part.attempt for part in parts),
+        tries=attempts_of(parts, at, now),
     )
 
 

@@ -88,7 +88,7 @@ test("a budget shows what is spent, reserved and left, and changes under the ten
   await screen.findByText("1,284,310 tokens spent · 2,560 tokens reserved · 3,713,130 tokens left");
   press("Change");
   const box = await dialog("Budget all of acme");
-  type("Limit", "9000000", box);
+  type(/^Limit/, "9000000", box);
   press("Save budget", box);
   await screen.findByText("9,000,000 tokens a month");
   const call = backend.calls.findLast((each) => each.method === "PUT");

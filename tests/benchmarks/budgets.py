@@ -9,10 +9,12 @@ records as an auditor would:
            beyond the budget, ``phantom`` the requests refused although they would have fitted.
 ``drip``   one after another until the budget is used up, each ending before its maximum: what was
            not used must be free again. ``phantom`` counts refusals with room for the request.
+``raise``  a budget that changes between 0 and plenty: each gateway is asked right after. ``stale``
+           counts the answers by the budget of before.
 ``kill``   ten requests in flight on each gateway, then ``kill -9`` of one: ``leaked`` is what is
            still reserved after 60 s, ``released_s`` the time until nothing was.
 
-Exits 1 unless every overshoot, phantom and leak is 0.
+Exits 1 unless every overshoot, phantom, stale answer and leak is 0.
 """
 
 import argparse
@@ -61,7 +63,7 @@ def main() -> int:
     print(json.dumps(report, indent=2))
     if options.json:
         options.json.write_text(json.dumps(report))
-    faults = ("overshoot", "phantom", "leaked")
+    faults = ("overshoot", "phantom", "stale", "leaked")
     return int(any(value for key, value in figures.items() if key.endswith(faults)))
 
 
@@ -80,7 +82,13 @@ def _measure() -> dict[str, float]:
     fire = _Fire()
     try:
         fire.start()
-        return {**fire.rush("tokens"), **fire.rush("money"), **fire.drip(), **fire.kill()}
+        return {
+            **fire.rush("tokens"),
+            **fire.rush("money"),
+            **fire.drip(),
+            **fire.change(),
+            **fire.kill(),
+        }
     finally:
         fire.stop()
 
@@ -162,13 +170,22 @@ class _Fire:
             "drip_phantom": int(used + asked <= limit),
         }
 
+    def change(self) -> dict[str, float]:
+        key, stale = self._tenant("raised", "tokens", 0), 0
+        for _ in range(10):
+            for limit, expected in ((0, 429), (10**6, 200)):
+                self._set_budget("raised", "tokens", limit)
+                urls = (self.stack.gateway.url, self.second.url)
+                codes = [self._ask(url, key, "ends", 1).status_code for url in urls]
+                stale += sum(code != expected for code in codes)
+        return {"raise_changes": 20, "raise_stale": stale}
+
     def kill(self) -> dict[str, float]:
         from controlplane.adapters.ledger.models import InferenceRequest
 
         key = self._tenant("killed", "tokens", 10**9)
         live = InferenceRequest.objects.filter(tenant_id="killed", outcome="")
-        asyncio.run(self._cut_down(key, live))
-        began = time.monotonic()
+        began = asyncio.run(self._cut_down(key, live))
         while live.exists() and time.monotonic() - began < PATIENCE_S:
             time.sleep(0.25)
         released = time.monotonic() - began
@@ -176,15 +193,17 @@ class _Fire:
         unknown = InferenceRequest.objects.filter(tenant_id="killed", outcome="unknown").count()
         return {"kill_orphans": unknown, "kill_released_s": released, "kill_leaked": leaked}
 
-    async def _cut_down(self, key: str, live: Any) -> None:
-        """Twenty in flight; the second gateway dies; those of the first go on to their end."""
+    async def _cut_down(self, key: str, live: Any) -> float:
+        """Twenty in flight; the second gateway dies, at the time returned; the first goes on."""
         asking = asyncio.create_task(self._at_once(key, 20, "slow", 200))
         while await asyncio.to_thread(live.count) < 20:
             await asyncio.sleep(0.05)
         await asyncio.sleep(2.5)  # some progress is noted
         self.second.send(signal.SIGKILL)
+        killed_at = time.monotonic()
         codes = await asking
         assert codes.count(200) == 10, codes
+        return killed_at
 
     # --- what they need -------------------------------------------------------------------------
     def _most(self, unit: str) -> int:
@@ -194,13 +213,16 @@ class _Fire:
         return self.prompt * 150_000 + output * 600_000
 
     def _tenant(self, name: str, unit: str, limit: int) -> str:
-        from controlplane.domain.budget import Budget
-
         key = self.stack.add_tenant(name)
-        self.stack.set_budget(name, Budget("all", "tenant", "", unit, limit, "total"))
+        self._set_budget(name, unit, limit)
         for gateway in (self.stack.gateway, self.second):
             self._known(gateway.url, key)
         return key
+
+    def _set_budget(self, name: str, unit: str, limit: int) -> None:
+        from controlplane.domain.budget import Budget
+
+        self.stack.set_budget(name, Budget("all", "tenant", "", unit, limit, "total"))
 
     def _known(self, url: str, key: str) -> None:
         """Until the gateway has read of the key."""

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
@@ -17,6 +18,7 @@ from controlplane.domain.budget import Budget
 from controlplane.domain.money import Price
 from controlplane.projections.tenants import Tenant
 
+T = TypeVar("T")
 POSTGRES = {"host": "127.0.0.1", "port": 5432, "user": "postgres", "dbname": "postgres"}
 DEFAULTS = {"ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "CONN_MAX_AGE": 0, "TIME_ZONE": None}
 AT = 1_700_000_000.0
@@ -49,6 +51,18 @@ def administer(statement: str) -> None:
         pytest.skip(f"needs PostgreSQL on 127.0.0.1:5432, user postgres, no password: {error}")
 
 
+async def in_thread(alias: str, work: Callable[[], T]) -> T:
+    """Blocking work of the ORM, with the connections of a thread that is then gone."""
+
+    def run() -> T:
+        try:
+            return work()
+        finally:
+            connections[alias].close()
+
+    return await asyncio.to_thread(run)
+
+
 async def query(alias: str, sql: str, *parameters: Any) -> list[Any]:
     return await asyncio.to_thread(_query, alias, sql, parameters)
 
@@ -69,6 +83,7 @@ def an_intent(**changes: Any) -> Intent:
         request_id=f"req-{uuid.uuid4().hex}",
         tenant_id=f"t{uuid.uuid4().hex[:8]}",
         subject="key",
+        end_user="",
         endpoint="chat",
         requested_model="m",
         route="",

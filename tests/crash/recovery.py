@@ -253,6 +253,7 @@ class Recovery:
             request_id=f"probe-{self.clock.now()}-{self.place_probes}",
             tenant_id=name,
             subject="key",
+            end_user="",
             endpoint="chat",
             requested_model="m",
             route="",

@@ -28,4 +28,5 @@ def test_200_at_once_on_a_budget_for_10_over_two_gateways(database: str, tmp_pat
         assert figures[f"rush_{unit}_admitted"] == 10
         assert figures[f"rush_{unit}_refused"] == 190
     assert figures["drip_admitted"] > 5
+    assert figures["raise_changes"] == 20 and figures["raise_stale"] == 0
     assert figures["kill_orphans"] == 10 and figures["kill_released_s"] < 60

@@ -200,6 +200,7 @@ class Worker:
             request_id=f"req-{self.plan.seed}-{self._num_intents}",
             tenant_id=tenant,
             subject="key",
+            end_user="",
             endpoint="chat",
             requested_model="m",
             route="",

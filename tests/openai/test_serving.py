@@ -141,6 +141,7 @@ def a_job(**changes: Any) -> Job:
         request_id="req-1",
         tenant_id="acme",
         subject="key",
+        end_user="",
         tier="standard",
         endpoint="chat",
         requested_model="m",

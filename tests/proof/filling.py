@@ -22,6 +22,7 @@ def intent(number: int, chance: random.Random) -> Intent:
         request_id=f"req-{number:06d}",
         tenant_id=f"t{number % 7}",
         subject=chance.choice(("key-1", "jwt:ann", "user:bob", *WORDS)),
+        end_user=chance.choice(("", "ann", *WORDS)),
         endpoint="chat",
         requested_model="m",
         route=chance.choice(("", "r1")),

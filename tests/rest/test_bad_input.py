@@ -217,6 +217,7 @@ def test_prices_are_decimal_texts(api: Api) -> None:
 LISTS = (
     "tenants/", "tenants/acme/keys/", "tenants/acme/budgets/", "models/", "models/m/versions/",
     "models/m/aliases/", "routes/", "nodes/", "placements/", "decisions/", "events/", "requests/",
+    "usage/",
 )  # fmt: skip
 
 

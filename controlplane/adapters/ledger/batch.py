@@ -40,6 +40,9 @@ def settle_all(cursor: Cursor, sql: Statements, terminals: Sequence[Terminal]) -
     passing("settle.rows")
     cursor.execute(sql.add_usage, (_json(_usage_rows(ended)),))
     passing("settle.usage")
+    tries = [row for i, one in enumerate(ended) for row in _attempt_rows(one.terminal, first + i)]
+    if tries:
+        cursor.execute(sql.insert_attempts, (_json(tries),))
     return {row[0] for row in live}
 
 
@@ -80,6 +83,7 @@ def _intent_row(intent: Intent) -> tuple[Any, ...]:
         intent.request_id,
         intent.tenant_id,
         intent.subject,
+        intent.end_user,
         intent.endpoint,
         intent.requested_model,
         intent.route,
@@ -117,6 +121,27 @@ def _terminal_row(ended: _Ended, position: int) -> tuple[Any, ...]:
         terminal.at,
         terminal.attempts,
     )
+
+
+def _attempt_rows(terminal: Terminal, position: int) -> list[tuple[Any, ...]]:
+    return [
+        (
+            terminal.request_id,
+            position,
+            one.choice,
+            one.attempt,
+            one.node_id,
+            one.replica_id,
+            one.outcome,
+            one.error_code,
+            one.num_cached_tokens,
+            one.num_output_tokens,
+            one.queue_ms,
+            one.started_at,
+            one.duration_ms,
+        )
+        for one in terminal.tries
+    ]
 
 
 def _usage_rows(ended: Sequence[_Ended]) -> list[tuple[Any, ...]]:

@@ -29,6 +29,8 @@ class InferenceRequest(models.Model):
     at = models.FloatField()
     day = models.CharField(max_length=10)
     gateway = models.CharField(max_length=127)
+    # The ``user`` that the request named, as it came; empty if it named none.
+    end_user = models.CharField(max_length=255, default="", db_default="")
     # The price it was admitted under, in picodollars per token (see ``domain.money``). These have
     # a default of the database, so that a gateway of the release before can still write its rows.
     price_input = models.BigIntegerField(default=0, db_default=0)
@@ -85,6 +87,86 @@ class Usage(models.Model):
                 fields=("tenant_id", "scope", "target", "day"), name="ledger_usage_one_row"
             ),
         )
+
+
+class Attempt(models.Model):
+    """One try of one choice of a request on one replica, written with the terminal record.
+
+    Times are Unix seconds and milliseconds. A request whose gateway died has none: what its tries
+    did is known only there.
+    """
+
+    request_id = models.CharField(max_length=64)
+    position = models.BigIntegerField(db_index=True)  # of the terminal record
+    choice = models.IntegerField()
+    attempt = models.IntegerField()
+    node_id = models.CharField(max_length=63)
+    replica_id = models.CharField(max_length=255)
+    outcome = models.CharField(max_length=16)
+    error_code = models.CharField(max_length=64)
+    num_cached_tokens = models.BigIntegerField()
+    num_output_tokens = models.BigIntegerField()
+    queue_ms = models.FloatField(null=True)
+    started_at = models.FloatField()
+    duration_ms = models.FloatField()
+
+    class Meta:
+        db_table = "ledger_attempt"
+
+
+class Rollup(models.Model):
+    """Usage by all that one may ask for; see ``rollup``. ``hour`` counts hours since 1970, UTC."""
+
+    tenant_id = models.CharField(max_length=63)
+    hour = models.BigIntegerField()
+    subject = models.CharField(max_length=255)
+    end_user = models.CharField(max_length=255)
+    version_id = models.CharField(max_length=127)
+    route = models.CharField(max_length=63)
+    arm = models.CharField(max_length=63)
+    num_requests = models.BigIntegerField()
+    num_failed = models.BigIntegerField()
+    num_prompt_tokens = models.BigIntegerField()
+    num_cached_tokens = models.BigIntegerField()
+    num_output_tokens = models.BigIntegerField()
+    price_milli = models.BigIntegerField()
+    price_pico = models.BigIntegerField()
+
+    class Meta:
+        db_table = "ledger_rollup"
+        constraints = (
+            models.UniqueConstraint(
+                fields=(
+                    "tenant_id", "hour", "subject", "end_user", "version_id", "route", "arm"
+                ),
+                name="ledger_rollup_one_row",
+            ),
+        )  # fmt: skip
+        indexes = (models.Index(fields=("hour",), name="ledger_rollup_hour"),)
+
+
+class RollupHead(models.Model):
+    """One row: the position of the last terminal record that the roll-ups hold."""
+
+    position = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "ledger_rollup_head"
+
+
+class Check(models.Model):
+    """One row: what the last check of all totals found; see ``reconcile``."""
+
+    at = models.FloatField()
+    position = models.BigIntegerField()
+    num_records = models.BigIntegerField()
+    num_totals = models.BigIntegerField()
+    num_differences = models.BigIntegerField()
+    differences = models.JSONField()
+    seconds = models.FloatField()
+
+    class Meta:
+        db_table = "ledger_check"
 
 
 class Head(models.Model):

@@ -56,6 +56,7 @@ class OrderDesk:
             request_id=request_id,
             tenant_id=tenant.tenant_id,
             subject=principal.subject,
+            end_user=parameters.user or "",
             tier=tenant.tier,
             endpoint=endpoint,
             requested_model=parameters.model,

@@ -10,6 +10,7 @@ from controlplane.entrypoints.rest.views import (
     proof,
     session,
     tenants,
+    usage,
 )
 
 urlpatterns: list[URLPattern] = [
@@ -53,6 +54,9 @@ urlpatterns: list[URLPattern] = [
     path("events/", audit.Events.as_view()),
     path("requests/", audit.Requests.as_view()),
     path("requests/<str:request_id>/", audit.InferenceRequest.as_view()),
+    path("requests/<str:request_id>/attempts/", audit.Attempts.as_view()),
+    path("usage/", usage.Usage.as_view()),
+    path("usage/check/", usage.UsageCheck.as_view()),
     path("exports/audit/", audit.AuditExport.as_view()),
     path("checkpoints/", proof.Checkpoints.as_view()),
     path("checkpoints/keys/", proof.SealingKeys.as_view()),

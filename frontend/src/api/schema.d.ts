@@ -454,6 +454,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/requests/{request_id}/attempts/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["attempts_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/routes/": {
         parameters: {
             query?: never;
@@ -749,6 +765,38 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/usage/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["usage_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/usage/check/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["usage_check"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/verification/": {
         parameters: {
             query?: never;
@@ -827,6 +875,36 @@ export interface components {
             node_id: string;
             device_index: number;
             memory_bytes: number;
+        };
+        /** @description One try of one choice of a request on one replica. */
+        Attempt: {
+            choice: number;
+            /** @description From 1, of that choice. */
+            attempt: number;
+            node_id: string;
+            replica_id: string;
+            outcome: components["schemas"]["AttemptOutcomeEnum"];
+            error_code: string;
+            num_cached_tokens: number;
+            num_output_tokens: number;
+            /** Format: double */
+            queue_ms: number | null;
+            /** Format: double */
+            started_at: number;
+            /** Format: double */
+            duration_ms: number;
+        };
+        /**
+         * @description * `ok` - ok
+         *     * `cancelled` - cancelled
+         *     * `error` - error
+         * @enum {string}
+         */
+        AttemptOutcomeEnum: "ok" | "cancelled" | "error";
+        AttemptPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Attempt"][];
         };
         /** @description One administrative order: who, from where, what it changed, or why it was refused. */
         AuditEntry: {
@@ -1149,6 +1227,9 @@ export interface components {
          * @enum {string}
          */
         KvCacheDtypeEnum: "auto" | "float32" | "bfloat16" | "int8";
+        LastCheck: {
+            last: components["schemas"]["UsageCheck"] | null;
+        };
         /**
          * @description * `events` - events
          *     * `requests` - requests
@@ -1381,6 +1462,8 @@ export interface components {
             tenant_id: string;
             /** @description Key id, jwt:<sub> or user:<name>. */
             subject: string;
+            /** @description The user that the request named, or empty. */
+            end_user: string;
             endpoint: string;
             requested_model: string;
             route: string;
@@ -1634,6 +1717,59 @@ export interface components {
             code: string;
             reason: string;
             rejections: components["schemas"]["Rejection"][];
+        };
+        /** @description Sums of the terminal records up to ``position``. */
+        Usage: {
+            /** @description Of the last record that is in these sums. */
+            position: number;
+            /** @description Records that are not in them yet. */
+            behind: number;
+            since: string | null;
+            until: string | null;
+            /** @description Of groups. */
+            count: number;
+            /** @description Of all groups, also of those on other pages. */
+            total: components["schemas"]["UsageSums"];
+            results: components["schemas"]["UsageGroup"][];
+        };
+        /** @description All totals, recounted from the records. */
+        UsageCheck: {
+            /** Format: double */
+            at: number;
+            position: number;
+            num_records: number;
+            num_totals: number;
+            num_differences: number;
+            /** @description At most 20. */
+            differences: string[];
+            /** Format: double */
+            seconds: number;
+        };
+        UsageGroup: {
+            num_requests: number;
+            /** @description Ended as error, timeout or unknown. */
+            num_failed: number;
+            num_prompt_tokens: number;
+            /** @description Of the prompt's. */
+            num_cached_tokens: number;
+            num_output_tokens: number;
+            /** @description Exactly. */
+            price: string;
+            /** @description By name, as asked. */
+            group: {
+                [key: string]: string;
+            };
+        };
+        UsageSums: {
+            num_requests: number;
+            /** @description Ended as error, timeout or unknown. */
+            num_failed: number;
+            num_prompt_tokens: number;
+            /** @description Of the prompt's. */
+            num_cached_tokens: number;
+            num_output_tokens: number;
+            /** @description Exactly. */
+            price: string;
         };
         /** @description The last verification of everything stored; ``at`` null if there was none. */
         Verification: {
@@ -3022,6 +3158,40 @@ export interface operations {
             };
         };
     };
+    attempts_list: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+            };
+            header?: never;
+            path: {
+                request_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AttemptPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     routes_list: {
         parameters: {
             query?: {
@@ -4107,6 +4277,84 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Ticket"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    usage_list: {
+        parameters: {
+            query?: {
+                arm?: string;
+                /** @description Some of tenant, key, user, model, version, route, arm, hour, day: with commas. */
+                group_by?: string;
+                /** @description Key id, jwt:<sub> or user:<name>. */
+                key?: string;
+                limit?: number;
+                model?: string;
+                offset?: number;
+                route?: string;
+                /** @description ISO 8601, rounded down to the hour; included. */
+                since?: string;
+                tenant?: string;
+                /** @description Likewise; not included. */
+                until?: string;
+                /** @description The user that requests named. */
+                user?: string;
+                /** @description A version id, as smollm2@v1. */
+                version?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Usage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    usage_check: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LastCheck"];
                 };
             };
             "4XX": {

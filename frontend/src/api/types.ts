@@ -34,6 +34,8 @@ export type LogEvent = Schemas["Event"];
 export type RequestRecord = Schemas["Request"];
 export type Checkpoint = Schemas["Checkpoint"];
 export type Verification = Schemas["Verification"];
+export type Usage = Schemas["Usage"];
+export type Attempt = Schemas["Attempt"];
 export type Ticket = Schemas["Ticket"];
 
 export interface Page<T> {

@@ -4,7 +4,7 @@
  * `handle(request)` is the network boundary that the tests replace `fetch` with and that
  * `fakeserver.mjs` serves; `onEvent` tells of every event that a write appends.
  */
-import { budget, model, newState, tenant, version } from "./data.mjs";
+import { budget, model, newState, T0, tenant, version } from "./data.mjs";
 
 const PASSWORD = "correct horse";
 const CSRF = "csrf-1";
@@ -89,7 +89,10 @@ export class FakeBackend {
       return ok({ next: null, previous: null, results: results.slice(0, Number(query.limit)) });
     }
     if (kind === "events") return this.page(this.events(query), query, "after");
+    if (kind === "requests" && sub === "attempts") return ok(attemptsOf(found()));
     if (kind === "requests" && id) return ok(found());
+    if (kind === "usage" && id === "check") return ok({ last: CHECK });
+    if (kind === "usage") return ok(usageOf(query));
     if (kind === "requests") return this.page(this.requests(query), query, "after");
     if (kind === "decisions" && id) return ok(found());
     if (kind === "decisions") return this.page(this.state.decisions, query, "before");
@@ -374,6 +377,42 @@ function byVersion(row, name) {
 
 function byKey(keys, id) {
   return keys.find((each) => each.key_id === id) ?? missing("key");
+}
+
+function attemptsOf({ node_id, replica_id, num_output_tokens, started_at, duration_ms }) {
+  const one = { choice: 0, replica_id, num_cached_tokens: 16, queue_ms: 3.5, started_at };
+  const lost = { attempt: 1, node_id: "n9", outcome: "error", error_code: "node_lost" };
+  const served = { attempt: 2, node_id, outcome: "ok", error_code: "" };
+  const results = [
+    { ...one, ...lost, num_output_tokens: 0, duration_ms: 12 },
+    { ...one, ...served, num_output_tokens, duration_ms },
+  ];
+  return { next: null, previous: null, results };
+}
+
+const CHECK = {
+  at: T0 + 3_000,
+  position: 12,
+  num_records: 12,
+  num_totals: 9,
+  num_differences: 0,
+  differences: [],
+  seconds: 0.042,
+};
+
+function usageOf({ group_by, since }) {
+  const sums = {
+    num_requests: 12,
+    num_failed: 0,
+    num_prompt_tokens: 1_450,
+    num_cached_tokens: 192,
+    num_output_tokens: 1_152,
+    price: "0.0009",
+  };
+  const names = { day: "2026-11-29", tenant: "acme", route: "chat", arm: "a" };
+  const group = Object.fromEntries(group_by.split(",").map((name) => [name, names[name] ?? "x"]));
+  const results = [{ ...sums, group }];
+  return { position: 12, behind: 0, since, until: null, count: 1, total: sums, results };
 }
 
 function counted(rule) {

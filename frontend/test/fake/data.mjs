@@ -257,6 +257,7 @@ export function requestRecord(number, part = {}) {
     position: number,
     tenant_id: "acme",
     subject: "4f2a91c07d3e",
+    end_user: "",
     endpoint: "chat",
     requested_model: number % 3 === 0 ? "smollm2" : "chat",
     route: number % 3 === 0 ? "" : "chat",

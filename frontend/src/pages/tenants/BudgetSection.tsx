@@ -99,7 +99,7 @@ function Spending({ budget, currency }: { budget: Budget; currency: string }) {
         segments={[
           { key: "spent", label: "spent", value: spent, color: "var(--accent)" },
           { key: "reserved", label: "reserved", value: reserved, color: "var(--tone-busy)" },
-        ]}
+        ].filter((segment) => segment.value > 0)}
       />
       <Text size="xs" c="dimmed">
         {shown(budget.spent)} spent · {shown(budget.reserved)} reserved · {shown(budget.remaining)}{" "}

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("readmodel", "0004_engine_options"),
+        ("readmodel", "0005_audit"),
     ]
 
     operations = [
