@@ -13,6 +13,7 @@ from controlplane.adapters.access.jwt_tokens import JwtVerifier
 from controlplane.adapters.checkpoint_file import CheckpointFiles
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
+from controlplane.adapters.ledger.reconcile import StandingCheck
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import file_findings, usage_findings
 from controlplane.adapters.ledger.store import LedgerStore
@@ -124,6 +125,11 @@ def projector() -> Projector:
 def ledger() -> LedgerStore:
     """A gateway's ledger, with a writer thread and a connection of its own."""
     return LedgerStore()
+
+
+def usage() -> StandingCheck:
+    """Adds usage up and checks it; for one thread."""
+    return StandingCheck(clock())
 
 
 async def listen_to_nodes(on_load: OnLoad) -> None:

@@ -12,8 +12,8 @@ leaves too much unread.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from controlplane.application.inference import Job, Target
 from controlplane.application.ports import Terminal
@@ -33,7 +33,22 @@ HEARTBEAT_S = 10.0
 _TRY_ELSEWHERE = frozenset(
     {"node_unreachable", "node_restarted", "node_lost", "replica_not_ready", "overloaded"}
 )
+_OUTCOMES = {"error": "error", "cancelled": "cancelled"}  # of an attempt; all else is ok
 _ENGINE_LOST = _TRY_ELSEWHERE | {"worker_lost", "replica_lost", "engine_lost", "worker_died"}
+
+
+class Try(NamedTuple):
+    """How one attempt ended; ``began`` and ``ended`` are monotonic. See ``attempts``."""
+
+    target: Target
+    attempt: int
+    outcome: str
+    error_code: str
+    num_cached_tokens: int
+    num_output_tokens: int
+    queue_ms: float | None
+    began: float
+    ended: float
 
 
 @dataclass(slots=True)
@@ -53,6 +68,15 @@ class Part:
     finish_reason: str = ""
     error: Refused | None = None
     failed: frozenset[str] = frozenset()
+    sent_at: float = 0.0
+    tries: list[Try] = field(default_factory=list)
+
+    def note(self, outcome: str, error_code: str, now: float) -> None:
+        """The present attempt is over."""
+        if self.target is not None:
+            counts = (self.num_cached_tokens, self.num_output_tokens, self.queue_ms)
+            how = (outcome, error_code, *counts, self.sent_at, now)
+            self.tries.append(Try(self.target, self.attempt, *how))
 
 
 class Call:
@@ -160,6 +184,8 @@ class Call:
 
     def _end_part(self, part: Part, delta: Any) -> None:
         part.num_cached_tokens = delta.num_cached_tokens
+        outcome = _OUTCOMES.get(delta.finish_reason, "ok")
+        part.note(outcome, delta.error_code, part.heard_at)
         self._serving.left(part)
         error = _error_of(delta)
         if error is not None and self._may_retry(part, delta.error_code):

@@ -115,6 +115,7 @@ class Job:
     request_id: str
     tenant_id: str
     subject: str
+    end_user: str
     tier: str
     endpoint: str
     requested_model: str
@@ -122,8 +123,6 @@ class Job:
     arm: str
     version_id: str
     latency_class: str
-    budget_tokens: int | None
-    budget_period: str
     price: Price
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int

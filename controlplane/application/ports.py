@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from controlplane.domain.budget import Budget, amount_in
 from controlplane.domain.decider import Event
 from controlplane.domain.money import Price
 
@@ -191,6 +192,7 @@ class Intent:
     request_id: str
     tenant_id: str
     subject: str  # API key id, or "jwt:<sub>", or "user:<name>"
+    end_user: str  # what the request itself named as its user
     endpoint: str
     requested_model: str
     route: str
@@ -199,11 +201,26 @@ class Intent:
     latency_class: str
     num_prompt_tokens: int
     max_output_tokens: int
-    budget_tokens: int | None
-    budget_period: str
     price: Price
     at: float
     gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of one choice on one replica; ``outcome``: ok | cancelled | error."""
+
+    choice: int
+    attempt: int
+    node_id: str
+    replica_id: str
+    outcome: str
+    error_code: str
+    num_cached_tokens: int
+    num_output_tokens: int
+    queue_ms: float | None
+    started_at: float
+    duration_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +241,20 @@ class Terminal:
     duration_ms: float
     at: float
     attempts: int = 1
+    tries: tuple[Attempt, ...] = ()
 
 
 class BudgetExceeded(Exception):
-    """Spent plus live reservations plus this request would pass the budget; all in tokens."""
+    """Spent plus live reservations plus this request would pass ``budget``; all in its unit."""
 
-    def __init__(self, limit: int, spent: int, reserved: int, asked: int) -> None:
-        super().__init__(
-            f"budget {limit}, spent {spent}, reserved {reserved}, this request needs {asked}"
+    def __init__(self, budget: Budget, spent: int, reserved: int, asked: int) -> None:
+        limit, used, held, needed = (
+            amount_in(budget.unit, value) for value in (budget.limit, spent, reserved, asked)
         )
-        self.limit, self.spent, self.reserved, self.asked = limit, spent, reserved, asked
+        super().__init__(
+            f"budget {limit}, spent {used}, reserved {held}, this request needs {needed}"
+        )
+        self.budget, self.spent, self.reserved, self.asked = budget, spent, reserved, asked
 
 
 class AuditUnavailable(Exception):

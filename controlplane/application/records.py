@@ -75,8 +75,14 @@ _REQUEST_1: tuple[Field, ...] = (
     ("ended_at", "float?"),
     ("attempts", "int"),
 )
-FIELDS: Mapping[str, tuple[Field, ...]] = {"event/1": EVENT_FIELDS, "request/1": _REQUEST_1}
-NEWEST: Mapping[str, str] = {EVENTS: "event/1", REQUESTS: "request/1"}
+# A price is reserved too, and the user is kept whom the request named.
+_REQUEST_2 = (*_REQUEST_1, ("reserved_price", "int"), ("end_user", "text"))
+FIELDS: Mapping[str, tuple[Field, ...]] = {
+    "event/1": EVENT_FIELDS,
+    "request/1": _REQUEST_1,
+    "request/2": _REQUEST_2,
+}
+NEWEST: Mapping[str, str] = {EVENTS: "event/1", REQUESTS: "request/2"}
 _SHAPES = {EVENTS: "event/", REQUESTS: "request/"}
 
 _encode = msgspec.json.Encoder().encode

@@ -24,6 +24,7 @@ from functools import partial
 
 import msgspec
 
+from controlplane.application.attempts import attempts_of
 from controlplane.application.call import Call, Part
 from controlplane.application.inference import (
     Generator,
@@ -99,11 +100,7 @@ class Serving:
         try:
             await self.ledger.admit(_intent_of(job, self.gateway, self.clock.now()))
         except BudgetExceeded as error:
-            raise Refused(
-                "insufficient_quota",
-                f"The tenant's token budget ({job.budget_period}) does not cover this: {error}.",
-                limits=job.limits,
-            ) from error
+            raise Refused("insufficient_quota", _beyond(error), limits=job.limits) from error
         except AuditUnavailable as error:
             raise Refused(
                 "audit_unavailable", "The request could not be recorded.", retry_after=1
@@ -118,6 +115,7 @@ class Serving:
         job = call.job
         target = self.placer.choose(job, part.failed, self.num_local)
         part.target, part.attempt, part.heard_at = target, part.attempt + 1, self.monotonic()
+        part.sent_at = part.heard_at
         part.failed |= {target.replica_id}
         order = Order(
             part.request_id,
@@ -134,6 +132,7 @@ class Serving:
             await self.generator.generate(target.node_id, order, partial(call.receive, part))
         except BaseException:
             self.left(part)
+            part.note("error", "not_sent", self.monotonic())
             part.target = None
             raise
 
@@ -201,6 +200,14 @@ class Serving:
         return {key: count for key, count in counts.items() if count}
 
 
+def _beyond(error: BudgetExceeded) -> str:
+    """In the numbers that the refusal was based on."""
+    rule = error.budget
+    of = f"{rule.scope} {rule.target}".strip()
+    per = "in total" if rule.period == "total" else f"a {rule.period}"
+    return f"The budget '{rule.budget_id}' ({rule.unit} {per}, {of}) does not cover this: {error}."
+
+
 def _wake_if_waiting(waiter: "asyncio.Future[None]") -> None:
     if not waiter.done():
         waiter.set_result(None)
@@ -228,6 +235,7 @@ def _intent_of(job: Job, gateway: str, at: float) -> Intent:
         request_id=job.request_id,
         tenant_id=job.tenant_id,
         subject=job.subject,
+        end_user=job.end_user,
         endpoint=job.endpoint,
         requested_model=job.requested_model,
         route=job.route,
@@ -236,8 +244,6 @@ def _intent_of(job: Job, gateway: str, at: float) -> Intent:
         latency_class=job.latency_class,
         num_prompt_tokens=job.num_prompt_tokens,
         max_output_tokens=job.max_output_tokens,
-        budget_tokens=job.budget_tokens,
-        budget_period=job.budget_period,
         price=job.price,
         at=at,
         gateway=gateway,
@@ -265,6 +271,7 @@ def _terminal_of(call: Call, at: float, now: float) -> Terminal:
         duration_ms=(now - job.began) * 1000,
         at=at,
         attempts=max(part.attempt for part in parts),
+        tries=attempts_of(parts, at, now),
     )
 
 

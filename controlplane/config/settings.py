@@ -193,7 +193,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "COMPONENT_SPLIT_PATCH": False,
     "ENUM_NAME_OVERRIDES": {
         "RoleEnum": "controlplane.domain.policy.ROLES",
-        "PeriodEnum": "controlplane.entrypoints.rest.serializers.tenants.PERIODS",
+        "PeriodEnum": "controlplane.domain.budget.PERIODS",
         "NodeStatusEnum": "controlplane.entrypoints.rest.serializers.fleet.NODE_STATUSES",
         "VersionStatusEnum": "controlplane.entrypoints.rest.serializers.catalog.VERSION_STATUSES",
     },

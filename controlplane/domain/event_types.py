@@ -40,6 +40,7 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "ModelAccessChanged": 2,
     "ModelVersionAdded": 2,
     "ReplicaBecameReady": 2,
+    "TenantBudgetSet": 2,
 }
 
 _encoder = msgspec.json.Encoder(order="sorted")

@@ -36,6 +36,7 @@ _PICO_PER_MILLI = 10**9
 _PICO_DIGITS = 12
 _PRICE_DIGITS = 6  # of a price per million tokens: the last one is a picodollar a token
 _PRICE = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,6}))?", re.ASCII)
+_AMOUNT = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,12}))?", re.ASCII)
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -105,6 +106,15 @@ def parse_price(text: str, param: str) -> int:
             param,
         )
     return int(match[1]) * 10**_PRICE_DIGITS + int((match[2] or "").ljust(_PRICE_DIGITS, "0"))
+
+
+def parse_amount(text: str, param: str) -> int:
+    """``"12.50"`` dollars in picodollars; raises Invalid ``invalid_amount``."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        text = 'An amount is a decimal text like "12.50", with at most 12 decimals.'
+        raise Invalid("invalid_amount", text, param)
+    return int(match[1]) * 10**_PICO_DIGITS + int((match[2] or "").ljust(_PICO_DIGITS, "0"))
 
 
 def price_text(per_token: int) -> str:

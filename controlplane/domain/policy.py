@@ -49,6 +49,7 @@ _TABLE: dict[str, tuple[str, str, str, str, str, str]] = {
     "event":     ("r",   "r",     "r",    "r",      "r",    "r"),
     "audit":     ("r",   "r",     "r",    "",       "",     "r"),
     "request":   ("r",   "r",     "r",    "r",      "",     "r"),
+    "usage":     ("r",   "r",     "r",    "r",      "",     "r"),
     "export":    ("r",   "r",     "r",    "",       "",     "r"),
     "checkpoint": ("r",  "r",     "r",    "r",      "r",    "r"),
     "verification": ("rw", "rw",  "r",    "",       "",     ""),

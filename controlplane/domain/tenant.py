@@ -3,7 +3,9 @@
 Its keys are decided in ``api_key``; they are part of this aggregate.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from controlplane.domain import api_key
 from controlplane.domain.api_key import (
@@ -22,6 +24,7 @@ from controlplane.domain.api_key import (
     RotateApiKey,
     SuspendApiKey,
 )
+from controlplane.domain.budget import MAX_BUDGETS, Budget, check_budget
 from controlplane.domain.decider import Command, Decider, Event
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import TenantId, checked_name
@@ -60,11 +63,24 @@ class TenantDeleted(Event, frozen=True, tag_field="type", tag="TenantDeleted"):
 
 
 class TenantBudgetSet(Event, frozen=True, tag_field="type", tag="TenantBudgetSet"):
-    """``tokens`` per calendar ``period`` (day, month, total) in UTC; None means no budget."""
+    """The budget of this name is so from now on (see ``budget``); ``limit`` None: it is gone."""
 
     tenant_id: TenantId
-    tokens: int | None
+    budget_id: str
+    scope: str
+    target: str
+    unit: str
+    limit: int | None
     period: str
+    at: float
+
+
+class TenantBudgetReset(Event, frozen=True, tag_field="type", tag="TenantBudgetReset"):
+    """``forgiven`` of what was spent in this period (tokens or picodollars) counts no more."""
+
+    tenant_id: TenantId
+    budget_id: str
+    forgiven: int
     at: float
 
 
@@ -75,6 +91,7 @@ TenantEvent = (
     | TenantResumed
     | TenantDeleted
     | TenantBudgetSet
+    | TenantBudgetReset
     | ApiKeyIssued
     | ApiKeyRotated
     | ApiKeySuspended
@@ -90,7 +107,7 @@ class Tenant:
     tier: str = "standard"
     suspended: bool = False
     deleted: bool = False
-    budget: tuple[int | None, str] = (None, "month")
+    budgets: dict[str, Budget] = field(default_factory=dict)
     keys: Keys = NO_KEYS
 
 
@@ -108,9 +125,35 @@ def evolve(tenant: Tenant, event: TenantEvent) -> Tenant:
             return replace(tenant, suspended=False)
         case TenantDeleted():
             return replace(tenant, deleted=True)
-        case TenantBudgetSet(tokens=tokens, period=period):
-            return replace(tenant, budget=(tokens, period))
+        case TenantBudgetSet() | TenantBudgetReset():
+            return replace(tenant, budgets=with_budget(tenant.budgets, event))
     return tenant
+
+
+def with_budget(
+    budgets: dict[str, Budget], event: TenantBudgetSet | TenantBudgetReset
+) -> dict[str, Budget]:
+    """The tenant's budgets after the event. A raise keeps what was forgiven of the same thing."""
+    before = budgets.get(event.budget_id)
+    if isinstance(event, TenantBudgetReset):
+        if before is None:
+            return budgets
+        after = msgspec.structs.replace(before, forgiven=event.forgiven, forgiven_at=event.at)
+        return {**budgets, event.budget_id: after}
+    if event.limit is None:
+        return {name: one for name, one in budgets.items() if name != event.budget_id}
+    after = Budget(
+        event.budget_id, event.scope, event.target, event.unit, event.limit, event.period
+    )
+    if before is not None and _counts_the_same(before, after):
+        after = msgspec.structs.replace(before, limit=event.limit)
+    return {**budgets, event.budget_id: after}
+
+
+def _counts_the_same(one: Budget, other: Budget) -> bool:
+    return all(
+        getattr(one, name) == getattr(other, name) for name in ("scope", "target", "unit", "period")
+    )
 
 
 # --- commands ---------------------------------------------------------------------------------
@@ -144,9 +187,25 @@ class DeleteTenant(Command, frozen=True):
 
 
 class SetBudget(Command, frozen=True):
+    """Make or change one; what was forgiven in ``budget`` is not looked at."""
+
     tenant_id: TenantId
-    tokens: int | None
-    period: str
+    budget: Budget
+    now: float
+
+
+class RemoveBudget(Command, frozen=True):
+    tenant_id: TenantId
+    budget_id: str
+    now: float
+
+
+class ResetBudget(Command, frozen=True):
+    """``spent``: what it counts at this moment, all of which is forgiven."""
+
+    tenant_id: TenantId
+    budget_id: str
+    spent: int
     now: float
 
 
@@ -157,6 +216,8 @@ TenantCommand = (
     | ResumeTenant
     | DeleteTenant
     | SetBudget
+    | RemoveBudget
+    | ResetBudget
     | IssueApiKey
     | RotateApiKey
     | SuspendApiKey
@@ -183,8 +244,8 @@ def decide(tenant: Tenant, command: TenantCommand) -> list[Event]:
             return [TenantResumed(tenant_id, now)] if tenant.suspended else []
         case DeleteTenant(tenant_id, now):
             return _delete(tenant, tenant_id, now)
-        case SetBudget():
-            return _set_budget(tenant, command)
+        case SetBudget() | RemoveBudget() | ResetBudget():
+            return _decide_budget(tenant, command)
     raise AssertionError(command)
 
 
@@ -202,14 +263,44 @@ def _delete(tenant: Tenant, tenant_id: TenantId, now: float) -> list[Event]:
     return [TenantDeleted(tenant_id, now)]
 
 
-def _set_budget(tenant: Tenant, command: SetBudget) -> list[Event]:
-    if command.tokens is not None and not 0 <= command.tokens < 2**62:
-        raise Invalid("invalid_budget", "A budget is a token count from 0 up.", "tokens")
-    if command.period not in ("day", "month", "total"):
-        raise Invalid("invalid_budget", "period is day, month or total.", "period")
-    if tenant.budget == (command.tokens, command.period):
+def _decide_budget(tenant: Tenant, command: SetBudget | RemoveBudget | ResetBudget) -> list[Event]:
+    match command:
+        case SetBudget(tenant_id, budget, now):
+            return _set_budget(tenant, tenant_id, budget, now)
+        case RemoveBudget(tenant_id, budget_id, now):
+            return _remove_budget(tenant, tenant_id, budget_id, now)
+        case ResetBudget(tenant_id, budget_id, spent, now):
+            if budget_id not in tenant.budgets:
+                raise NotFound("budget", budget_id)
+            return [TenantBudgetReset(tenant_id, budget_id, spent, now)]
+
+
+def _set_budget(tenant: Tenant, tenant_id: TenantId, budget: Budget, now: float) -> list[Event]:
+    check_budget(budget)
+    before = tenant.budgets.get(budget.budget_id)
+    if before is None and len(tenant.budgets) >= MAX_BUDGETS:
+        raise Conflict("too_many_budgets", f"A tenant has at most {MAX_BUDGETS} budgets.")
+    if before and before.limit == budget.limit and _counts_the_same(before, budget):
         return []
-    return [TenantBudgetSet(command.tenant_id, command.tokens, command.period, command.now)]
+    return [_budget_set(tenant_id, budget, budget.limit, now)]
+
+
+def _remove_budget(tenant: Tenant, tenant_id: TenantId, budget_id: str, now: float) -> list[Event]:
+    budget = tenant.budgets.get(budget_id)
+    return [] if budget is None else [_budget_set(tenant_id, budget, None, now)]
+
+
+def _budget_set(tenant_id: TenantId, budget: Budget, limit: int | None, now: float) -> Event:
+    return TenantBudgetSet(
+        tenant_id,
+        budget.budget_id,
+        budget.scope,
+        budget.target,
+        budget.unit,
+        limit,
+        budget.period,
+        now,
+    )
 
 
 def _check_tier(tier: str) -> None:

@@ -17,6 +17,13 @@ def _with_engine_options(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "spec": {**data["spec"], **new}}
 
 
+def _budget_of_many(data: dict[str, Any]) -> dict[str, Any]:
+    """A tenant had one budget, of tokens for all it did; it is called ``default`` now."""
+    kept = {name: value for name, value in data.items() if name != "tokens"}
+    rule = {"budget_id": "default", "scope": "tenant", "target": "", "unit": "tokens"}
+    return {**kept, **rule, "limit": data["tokens"]}
+
+
 def _key_with_role(data: dict[str, Any]) -> dict[str, Any]:
     """Keys had no role, only scopes; those with an admin scope were administrators."""
     administers = any(scope.startswith("admin:") for scope in data["scopes"])
@@ -37,6 +44,7 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ModelAccessChanged", 1): _access_with_roles,
     ("ModelVersionAdded", 1): _with_engine_options,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
+    ("TenantBudgetSet", 1): _budget_of_many,
 }
 
 

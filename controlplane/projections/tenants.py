@@ -5,11 +5,15 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from controlplane.domain import tenant as domain
+from controlplane.domain.budget import Budget
 from controlplane.projections.base import Projection, Recorded, Row, Rows
 
 
 class Tenant(Row, frozen=True):
-    """A tenant that was not deleted. ``budget_tokens`` None: no budget; ``num_keys``: live ones."""
+    """A tenant that was not deleted. ``num_keys`` counts the live ones.
+
+    The ledger reads ``budgets`` in the transaction that admits a request.
+    """
 
     tenant_id: str
     name: str
@@ -18,8 +22,7 @@ class Tenant(Row, frozen=True):
     version: int
     suspended: bool = False
     suspended_reason: str = ""
-    budget_tokens: int | None = None
-    budget_period: str = "month"
+    budgets: tuple[Budget, ...] = ()
     num_keys: int = 0
 
 
@@ -70,9 +73,14 @@ def _resumed(rows: Rows, event: domain.TenantResumed, recorded: Recorded) -> Non
     _change(rows, event.tenant_id, recorded, suspended=False, suspended_reason="")
 
 
-def _budget(rows: Rows, event: domain.TenantBudgetSet, recorded: Recorded) -> None:
-    fields = {"budget_tokens": event.tokens, "budget_period": event.period}
-    _change(rows, event.tenant_id, recorded, **fields)
+def _budget(
+    rows: Rows, event: domain.TenantBudgetSet | domain.TenantBudgetReset, recorded: Recorded
+) -> None:
+    tenant = rows.get(Tenant, event.tenant_id)
+    if tenant is not None:
+        budgets = {one.budget_id: one for one in tenant.budgets}
+        after = sorted(domain.with_budget(budgets, event).items())
+        _change(rows, event.tenant_id, recorded, budgets=tuple(one for _, one in after))
 
 
 def _deleted(rows: Rows, event: domain.TenantDeleted, recorded: Recorded) -> None:
@@ -137,7 +145,7 @@ def _count_keys(rows: Rows, tenant_id: str, recorded: Recorded) -> None:
 
 PROJECTION = Projection(
     "tenants",
-    2,
+    3,
     (Tenant, ApiKey),
     {
         domain.TenantCreated: _created,
@@ -145,6 +153,7 @@ PROJECTION = Projection(
         domain.TenantSuspended: _suspended,
         domain.TenantResumed: _resumed,
         domain.TenantBudgetSet: _budget,
+        domain.TenantBudgetReset: _budget,
         domain.TenantDeleted: _deleted,
         domain.ApiKeyIssued: _key_issued,
         domain.ApiKeyRotated: _key_rotated,

@@ -10,6 +10,7 @@ import {
 } from "@tanstack/react-router";
 import { z } from "zod";
 import { sessionQuery } from "./api/session";
+import { GROUPS } from "./api/usage";
 import { LoginPage } from "./pages/login/LoginPage";
 import { NotFound } from "./pages/NotFound";
 import { Shell } from "./pages/shell/Shell";
@@ -131,6 +132,17 @@ const requestsRoute = createRoute({
   component: lazyRouteComponent(() => import("./pages/requests/RequestsPage"), "RequestsPage"),
 });
 
+const usageRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "/usage",
+  validateSearch: z.object({
+    by: z.enum(GROUPS).optional().catch(undefined),
+    days: number,
+    tenant: text,
+  }),
+  component: lazyRouteComponent(() => import("./pages/usage/UsagePage"), "UsagePage"),
+});
+
 const playgroundRoute = createRoute({
   getParentRoute: () => appRoute,
   path: "/playground",
@@ -169,6 +181,7 @@ const routeTree = rootRoute.addChildren([
     eventsRoute,
     auditRoute,
     requestsRoute,
+    usageRoute,
     playgroundRoute,
     settingsRoute,
   ]),

@@ -74,3 +74,10 @@ export function press(name: string | RegExp, inside: HTMLElement = document.body
 export async function dialog(name: string | RegExp): Promise<HTMLElement> {
   return await screen.findByRole("dialog", { name });
 }
+
+/** Pick an option of a select by what it says. */
+export async function choose(label: string, option: string, inside: HTMLElement): Promise<void> {
+  const inputs = within(inside).getAllByLabelText(label);
+  fireEvent.click(inputs.find((each) => each.tagName === "INPUT") as HTMLElement);
+  fireEvent.click(await screen.findByRole("option", { name: option, hidden: true }));
+}

@@ -1,6 +1,6 @@
 import { fireEvent, screen, waitFor, within } from "@testing-library/react";
 import { expect, test } from "vitest";
-import { dialog, open, press, type } from "./harness";
+import { choose, dialog, open, press, type } from "./harness";
 
 test("a new tenant leads to its page, whose next step is a key", async () => {
   await open("/tenants");
@@ -83,14 +83,48 @@ test("suspending keeps the reason and can be undone", async () => {
   expect(backend.state.tenants[0].suspended).toBe(false);
 });
 
-test("the budget shows what is spent, reserved and left", async () => {
+test("a budget shows what is spent, reserved and left, and changes under the tenant's ETag", async () => {
   const { backend } = await open("/tenants/acme");
-  await screen.findByText("1,284,310 spent · 2,560 reserved for running requests · 3,713,130 left");
-  press("Set budget");
-  const box = await dialog("Budget of acme");
-  type("Tokens", "9000000", box);
+  await screen.findByText("1,284,310 tokens spent · 2,560 tokens reserved · 3,713,130 tokens left");
+  press("Change");
+  const box = await dialog("Budget all of acme");
+  type(/^Limit/, "9000000", box);
   press("Save budget", box);
   await screen.findByText("9,000,000 tokens a month");
   const call = backend.calls.findLast((each) => each.method === "PUT");
+  expect(call?.path).toBe("/api/v1/tenants/acme/budgets/all/");
   expect(call?.headers["if-match"]).toBe('"1"');
+});
+
+test("a budget of one key in money is added beside the tenant's, and removed again", async () => {
+  const { backend } = await open("/tenants/acme");
+  await screen.findByText("5,000,000 tokens a month");
+  press("Add budget");
+  const box = await dialog("New budget of acme");
+  type(/^Name/, "ci", box);
+  await choose("Matches", "one key", box);
+  type(/^Key id/, "jwt:ann", box);
+  await choose("Counts", "money, in USD", box);
+  type(/^Limit/, "12.50", box);
+  press("Save budget", box);
+  const row = (await screen.findByText("key jwt:ann")).closest("tr") as HTMLElement;
+  within(row).getByText("12.50 USD a month");
+  const call = backend.calls.findLast((each) => each.method === "PUT");
+  expect(call?.body).toEqual({
+    scope: "key",
+    target: "jwt:ann",
+    unit: "money",
+    limit: "12.50",
+    period: "month",
+  });
+  press("Remove", row);
+  press("Remove budget", await dialog("Remove budget ci"));
+  await waitFor(() => expect(screen.queryByText("key jwt:ann")).toBeNull());
+  screen.getByText("5,000,000 tokens a month");
+});
+
+test("a key shows which budgets its requests must fit", async () => {
+  await open("/tenants/acme");
+  const row = (await screen.findByText("billing-service")).closest("tr") as HTMLElement;
+  within(row).getByText("all, nightly");
 });

@@ -18,7 +18,7 @@ from controlplane.application.export_job import Source
 from controlplane.application.merkle import inclusion_proof, leaf_hash, proves_inclusion
 from controlplane.application.notes import Signer
 from controlplane.application.proving import Damaged
-from controlplane.application.records import REQUESTS, record_bytes
+from controlplane.application.records import NEWEST, REQUESTS, record_bytes
 from controlplane.application.seal import Sealer
 from controlplane.application.tiles import nodes_in
 from controlplane.verify import verify_export
@@ -83,12 +83,12 @@ def test_old_segments_move_out_and_the_store_still_verifies(ledger: Ledger) -> N
 
 
 def test_an_archived_request_is_still_proved_to_have_been_there(ledger: Ledger) -> None:
-    row = ledger.records.read(41, 42, 1, "request/1")[0]
+    row = ledger.records.read(41, 42, 1, NEWEST[REQUESTS])[0]
     ledger.archive(1.5)
     last = ledger.seals.last(REQUESTS)
-    assert last is not None and not ledger.records.read(41, 42, 1, "request/1")
+    assert last is not None and not ledger.records.read(41, 42, 1, NEWEST[REQUESTS])
     nodes = nodes_in(lambda *tile: ledger.seals.tile(REQUESTS, *tile))
-    leaf = leaf_hash(record_bytes("request/1", row))
+    leaf = leaf_hash(record_bytes(NEWEST[REQUESTS], row))
     proof = inclusion_proof(nodes, 41, 300)
     assert proves_inclusion(leaf, 41, 300, proof, last.checkpoint.root)
 

@@ -13,7 +13,13 @@ from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.application.merkle import root_of
 from controlplane.application.notes import Signer, note_hash, parse_key, parse_note
 from controlplane.application.ports import EventStore, IntegrityError
-from controlplane.application.records import EVENTS, REQUESTS, event_leaf, leaf_function
+from controlplane.application.records import (
+    EVENTS,
+    NEWEST,
+    REQUESTS,
+    event_leaf,
+    leaf_function,
+)
 from controlplane.application.seal import EventRecords, Sealer, SealingRefused, SealStore
 from tests.contracts.stores import Stores, append, created
 from tests.contracts.test_event_store_damage import UNGUARD
@@ -91,8 +97,8 @@ def test_a_checkpoint_says_what_the_log_holds(place: Place) -> None:
 def test_the_ledger_is_sealed_in_the_order_of_its_ends(place: Place) -> None:
     fill_ledger(1500)
     assert place.sealer().step([place.requests], now=True) == 2
-    rows = place.requests.read(0, 1500, 2000, "request/1")
-    leaf = leaf_function("request/1")
+    rows = place.requests.read(0, 1500, 2000, NEWEST[REQUESTS])
+    leaf = leaf_function(NEWEST[REQUESTS])
     last = place.seals.last(REQUESTS)
     assert last is not None and last.checkpoint.size == 1500 and last.checkpoint.chain == b""
     assert last.checkpoint.root == root_of(map(leaf, rows))

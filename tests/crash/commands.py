@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from controlplane.domain import model, node, route, tenant
+from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Command, Decider
 from controlplane.domain.ids import KeyId, NodeId, TenantId, VersionId
 
 TENANTS = ("acme", "umbrella", "initech")
+BUDGETS = {"acme": (3_000, "day"), "umbrella": (5_000, "total"), "initech": None}
 MODELS = ("smollm2", "minilm")
 VERSIONS = ("v1", "v2", "v3")
 DEVICES = (node.DeviceInfo(0, "cpu", "CPU", 8 * 2**30),)
@@ -53,6 +55,11 @@ def _target(command: Any) -> tuple[Decider[Any], str]:
 def _scene(at: float) -> list[Command]:
     return [
         *(tenant.CreateTenant(TenantId(name), name, "free", at) for name in TENANTS),
+        *(
+            tenant.SetBudget(TenantId(name), Budget("ledger", "tenant", "", "tokens", *rule), at)
+            for name, rule in BUDGETS.items()
+            if rule
+        ),
         *(model.RegisterModel(name, at) for name in MODELS),
         *(model.AddVersion(name, _spec("v1"), at) for name in MODELS),
     ]
@@ -60,6 +67,15 @@ def _scene(at: float) -> list[Command]:
 
 def _spec(version: str) -> model.VersionSpec:
     return model.VersionSpec(version=version, source="simulated://m", gpu_memory=2**30)
+
+
+def num_scene() -> int:
+    return len(_scene(0.0))
+
+
+def _other(limit: int) -> Budget:
+    """Of a model that no request asks for."""
+    return Budget("other", "model", "none", "tokens", limit, "day")
 
 
 Kind = Callable[[random.Random, float], Command]
@@ -100,7 +116,9 @@ KINDS: tuple[Kind, ...] = (
     _tenant(lambda choose, who, at: tenant.SuspendTenant(who, "unpaid", at)),
     _tenant(lambda choose, who, at: tenant.ResumeTenant(who, at)),
     lambda choose, at: tenant.DeleteTenant(TenantId("initech"), at),
-    _tenant(lambda choose, who, at: tenant.SetBudget(who, choose.choice([None, 9]), "day", at)),
+    _tenant(lambda choose, who, at: tenant.SetBudget(who, _other(choose.choice([0, 9])), at)),
+    _tenant(lambda choose, who, at: tenant.ResetBudget(who, "other", 5, at)),
+    _tenant(lambda choose, who, at: tenant.RemoveBudget(who, "other", at)),
     _tenant(
         lambda choose, who, at: tenant.IssueApiKey(
             who, KeyId(f"{choose.randint(0, 3):012x}"), "k", "wxyz", ("inference",), None, at

@@ -17,11 +17,11 @@ from django.db import connections
 
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
-from controlplane.adapters.ledger.batch import day_of
 from controlplane.adapters.ledger.reaper import Reaper
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.adapters.natsbus.connection import Bus, connect, ensure_buckets
 from controlplane.adapters.natsbus.translate import desired_to_wire
+from controlplane.adapters.readmodel.models import Tenant
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.fleet import FleetLoads
 from controlplane.application.fleet_state import FleetState
@@ -35,14 +35,16 @@ from controlplane.application.ports import (
 from controlplane.application.project import LogFollower
 from controlplane.application.publish import Publisher, desired_nodes
 from controlplane.domain.audit import CommandRefused
+from controlplane.domain.budget import day_of
 from controlplane.domain.errors import DomainError
+from controlplane.domain.money import FREE
 from controlplane.domain.placement import PlacementDecided
 from gpuagent.wire import subjects
 from gpuagent.wire.codec import decode
 from gpuagent.wire.messages import DesiredState
-from tests.crash.commands import Order
+from tests.crash.commands import BUDGETS, Order
 from tests.crash.places import Journal, Place, read_journal
-from tests.crash.workload import ACTOR, BUDGETS, STREAM, JournalledStates, send, terminal
+from tests.crash.workload import ACTOR, STREAM, JournalledStates, send, terminal
 
 Found = Iterator[str]
 BATCH = 1_000
@@ -207,14 +209,26 @@ class Recovery:
         for request_id in self.history.ended:
             if await ledger.settle(terminal(request_id, "ok", 7, 7, self.place.at + 2)):
                 found.append(f"{request_id} had been settled, and could be settled again")
-        for name, (tokens, period) in BUDGETS.items():
-            if tokens is not None:
-                found += await self._budget(ledger, name, tokens, period)
+        for name, tokens in (await asyncio.to_thread(self._budgets)).items():
+            found += await self._budget(ledger, name, tokens)
         await reaper.stop()
         await ledger.close()
         return found
 
-    async def _budget(self, ledger: LedgerStore, name: str, tokens: int, period: str) -> list[str]:
+    def _budgets(self) -> dict[str, int]:
+        """Those that were set before the crash, or just now, when what was sent was sent again."""
+        Projector(self.store).catch_up_all()
+        rows = Tenant.objects.filter(tenant_id__in=BUDGETS).values_list("tenant_id", "budgets")
+        limits = {
+            name: one["limit"]
+            for name, budgets in rows
+            for one in budgets
+            if one["budget_id"] == "ledger"
+        }
+        connections.close_all()
+        return limits
+
+    async def _budget(self, ledger: LedgerStore, name: str, tokens: int) -> list[str]:
         """All that is not spent can be reserved, and not one token more: no reservation leaked."""
         spent = await asyncio.to_thread(self._spent, name)
         left = tokens - spent
@@ -222,7 +236,7 @@ class Recovery:
             return [f"{name} spent {spent} of {tokens}"]
         found = []
         for asked, fits in ((left + 1, False), (left, True)):
-            intent = self._probe(name, asked, tokens, period)
+            intent = self._probe(name, asked)
             try:
                 await ledger.admit(intent)
                 admitted = True
@@ -233,12 +247,13 @@ class Recovery:
                 found.append(f"{name}: {left} of {tokens} left, {asked} admitted: {admitted}")
         return found
 
-    def _probe(self, name: str, asked: int, tokens: int, period: str) -> Intent:
+    def _probe(self, name: str, asked: int) -> Intent:
         self.place_probes = getattr(self, "place_probes", 0) + 1
         return Intent(
             request_id=f"probe-{self.clock.now()}-{self.place_probes}",
             tenant_id=name,
             subject="key",
+            end_user="",
             endpoint="chat",
             requested_model="m",
             route="",
@@ -247,8 +262,7 @@ class Recovery:
             latency_class="standard",
             num_prompt_tokens=asked,
             max_output_tokens=0,
-            budget_tokens=tokens,
-            budget_period=period,
+            price=FREE,
             at=self.place.at,
             gateway=f"gw-recovery-{os.getpid()}",
         )
@@ -359,12 +373,12 @@ _REQUESTS = (
     "SELECT request_id, outcome, num_prompt_tokens, num_output_tokens, position FROM ledger_request"
 )
 _SUMMED = """
-SELECT tenant_id, day, version_id, COUNT(*), SUM(num_prompt_tokens), SUM(num_output_tokens)
-FROM ledger_request WHERE outcome <> '' GROUP BY tenant_id, day, version_id
+SELECT tenant_id, day, COUNT(*), SUM(num_prompt_tokens), SUM(num_output_tokens)
+FROM ledger_request WHERE outcome <> '' GROUP BY tenant_id, day
 """
 _USAGE = """
-SELECT tenant_id, day, version_id, num_requests, num_prompt_tokens, num_output_tokens
-FROM ledger_usage
+SELECT tenant_id, day, num_requests, num_prompt_tokens, num_output_tokens
+FROM ledger_usage WHERE scope = 'tenant'
 """
 
 

@@ -39,12 +39,12 @@ from controlplane.application.publish import Publisher
 from controlplane.application.reconcile import Reconciler
 from controlplane.application.settle import Settler
 from controlplane.domain.errors import DomainError
+from controlplane.domain.money import FREE
 from gpuagent.wire import subjects
-from tests.crash.commands import DEVICES, Order, orders
+from tests.crash.commands import BUDGETS, DEVICES, Order, num_scene, orders
 from tests.crash.places import Journal, Place
 
 ACTOR = "user:ada"
-BUDGETS = {"acme": (3_000, "day"), "umbrella": (5_000, "total"), "initech": (None, "month")}
 STREAM = f"KV_{subjects.DESIRED_BUCKET}"
 # The steps during which the failpoints of a family are passed, by the family's name.
 FAMILIES = {
@@ -120,6 +120,7 @@ class Worker:
         self._num_intents = 0
 
     async def run(self) -> None:
+        await self._in_database(self._set_budgets)
         await self._leave_orphans()
         self.journal.note("reaped", closed=await self.reaper.start())
         if self.plan.with_bus:
@@ -130,6 +131,12 @@ class Worker:
             await step(random.Random(number))
         if self.control is not None:
             await self.control.bus.close()
+
+    def _set_budgets(self) -> None:
+        """They come with the first orders, and hold once they are in the read model."""
+        for order, _ in zip(self._orders, range(num_scene()), strict=False):
+            self._send(order)
+        self.projector.catch_up_all()
 
     async def _bus(self) -> Bus:
         bus = await connect(self.place.nats_url, self.place.nats_creds, "crash", timeout_s=10)
@@ -189,11 +196,11 @@ class Worker:
     def _intent(self, choose: random.Random, gateway: str) -> Intent:
         self._num_intents += 1
         tenant = choose.choice(list(BUDGETS))
-        tokens, period = BUDGETS[tenant]
         return Intent(
             request_id=f"req-{self.plan.seed}-{self._num_intents}",
             tenant_id=tenant,
             subject="key",
+            end_user="",
             endpoint="chat",
             requested_model="m",
             route="",
@@ -202,8 +209,7 @@ class Worker:
             latency_class="standard",
             num_prompt_tokens=choose.randint(1, 100),
             max_output_tokens=choose.randint(1, 300),
-            budget_tokens=tokens,
-            budget_period=period,
+            price=FREE,
             at=self.place.at,
             gateway=gateway,
         )

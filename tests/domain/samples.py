@@ -41,7 +41,8 @@ SAMPLES: tuple[Event, ...] = (
     tenant.TenantSuspended(ACME, "unpaid", 3.0),
     tenant.TenantResumed(ACME, 4.0),
     tenant.TenantDeleted(ACME, 5.0),
-    tenant.TenantBudgetSet(ACME, 1_000_000, "month", 6.0),
+    tenant.TenantBudgetSet(ACME, "all", "tenant", "", "tokens", 1_000_000, "month", 6.0),
+    tenant.TenantBudgetReset(ACME, "all", 1_000, 6.5),
     tenant.ApiKeyIssued(
         ACME, KEY, "laptop", "wxyz", ("inference",), None, 7.0, "developer", ("smollm2",)
     ),

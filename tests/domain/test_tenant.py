@@ -1,12 +1,16 @@
 """What a tenant may and may not become."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from controlplane.domain import tenant
 from controlplane.domain.api_key import Keys
+from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Event, fold
+from controlplane.domain.event_types import decode
 from controlplane.domain.ids import KeyId, TenantId
 from controlplane.domain.tenant import (
     ApiKeyIssued,
@@ -15,10 +19,13 @@ from controlplane.domain.tenant import (
     CreateTenant,
     DeleteTenant,
     IssueApiKey,
+    RemoveBudget,
+    ResetBudget,
     ResumeTenant,
     RevokeApiKey,
     SetBudget,
     SuspendTenant,
+    TenantBudgetReset,
     TenantBudgetSet,
     TenantCreated,
     TenantDeleted,
@@ -33,6 +40,7 @@ K = KeyId("0123456789ab")
 CREATED = TenantCreated(T, "acme", "standard", 1.0)
 ISSUED = ApiKeyIssued(T, K, "laptop", "wxyz", ("inference",), None, 2.0)
 REVOKED = ApiKeyRevoked(T, K, 3.0)
+ALL = Budget("all", "tenant", "", "tokens", 100, "day")
 ISSUE = IssueApiKey(T, K, "laptop", "wxyz", ("inference",), None, 2.0)
 
 
@@ -66,7 +74,9 @@ def test_only_known_tiers_are_taken() -> None:
         SuspendTenant(T, "", 9.0),
         ResumeTenant(T, 9.0),
         DeleteTenant(T, 9.0),
-        SetBudget(T, 1, "day", 9.0),
+        SetBudget(T, ALL, 9.0),
+        RemoveBudget(T, "all", 9.0),
+        ResetBudget(T, "all", 5, 9.0),
         ISSUE,
         RevokeApiKey(T, K, 9.0),
     ],
@@ -86,14 +96,48 @@ def test_suspending_and_resuming_take_turns() -> None:
     given(CREATED).when(ResumeTenant(T, 3.0)).then_nothing()
 
 
-def test_a_budget_is_a_count_of_tokens_per_period() -> None:
-    zero = TenantBudgetSet(T, 0, "day", 2.0)
-    given(CREATED).when(SetBudget(T, 0, "day", 2.0)).then(zero)
-    given(CREATED, zero).when(SetBudget(T, 0, "day", 3.0)).then_nothing()
-    none = TenantBudgetSet(T, None, "day", 3.0)
-    given(CREATED, zero).when(SetBudget(T, None, "day", 3.0)).then(none)
-    for tokens, period in ((-1, "day"), (2**62, "day"), (2**63, "day"), (1, "week")):
-        given(CREATED).when(SetBudget(T, tokens, period, 2.0)).then_refused("invalid_budget")
+def set_to(budget: Budget, limit: int | None, at: float) -> TenantBudgetSet:
+    rule = (budget.budget_id, budget.scope, budget.target, budget.unit)
+    return TenantBudgetSet(T, *rule, limit, budget.period, at)
+
+
+def test_budgets_are_set_changed_and_removed_by_name() -> None:
+    zero, none = replace_struct(ALL, limit=0), set_to(ALL, None, 4.0)
+    given(CREATED).when(SetBudget(T, zero, 2.0)).then(set_to(ALL, 0, 2.0))
+    given(CREATED, set_to(ALL, 0, 2.0)).when(SetBudget(T, zero, 3.0)).then_nothing()
+    given(CREATED, set_to(ALL, 0, 2.0)).when(SetBudget(T, ALL, 3.0)).then(set_to(ALL, 100, 3.0))
+    given(CREATED, set_to(ALL, 0, 2.0)).when(RemoveBudget(T, "all", 4.0)).then(none)
+    given(CREATED, set_to(ALL, 0, 2.0), none).when(RemoveBudget(T, "all", 5.0)).then_nothing()
+
+
+def test_a_reset_forgives_and_a_raise_does_not_take_that_back() -> None:
+    """Unless the budget now counts something else."""
+    history = [CREATED, set_to(ALL, 100, 2.0), TenantBudgetReset(T, "all", 70, 3.0)]
+    given(*history[:2]).when(ResetBudget(T, "all", 70, 3.0)).then(history[2])
+    given(CREATED).when(ResetBudget(T, "all", 70, 3.0)).then_refused("budget_not_found")
+    raised = fold(tenant.DECIDER, [*history, set_to(ALL, 200, 4.0)]).budgets["all"]
+    assert raised == replace_struct(ALL, limit=200, forgiven=70, forgiven_at=3.0)
+    monthly = replace_struct(ALL, period="month")
+    changed = fold(tenant.DECIDER, [*history, set_to(monthly, 100, 4.0)]).budgets["all"]
+    assert changed == monthly
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"limit": -1}, {"limit": 2**62}, {"period": "week"}, {"scope": "org"}, {"unit": "eggs"},
+     {"scope": "key"}, {"target": "x"}, {"scope": "model", "target": "x" * 256}],
+)  # fmt: skip
+def test_a_budget_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    command = SetBudget(T, replace_struct(ALL, **wrong), 2.0)
+    given(CREATED).when(command).then_refused("invalid_budget")
+
+
+def test_the_budget_of_old_is_one_of_the_tenant_in_tokens() -> None:
+    """As events of the first releases are read."""
+    old = b'{"at":3.0,"period":"day","tenant_id":"acme","tokens":%b,"type":"TenantBudgetSet"}'
+    for text, limit in ((b"5", 5), (b"null", None)):
+        read = decode("TenantBudgetSet", 1, old % text)
+        assert read == TenantBudgetSet(T, "default", "tenant", "", "tokens", limit, "day", 3.0)
 
 
 def test_a_key_is_issued_once_and_revoked_for_good() -> None:
@@ -120,7 +164,10 @@ def test_a_tenant_with_live_keys_is_not_deleted() -> None:
 
 
 def test_state_holds_what_the_next_decision_needs() -> None:
-    state = fold(tenant.DECIDER, [CREATED, ISSUED, TenantBudgetSet(T, 5, "day", 3.0), REVOKED])
+    state = fold(tenant.DECIDER, [CREATED, ISSUED, set_to(ALL, 5, 3.0), REVOKED])
     assert state == replace(
-        tenant.Tenant(), exists=True, budget=(5, "day"), keys=Keys({}, frozenset({K}))
+        tenant.Tenant(),
+        exists=True,
+        budgets={"all": replace_struct(ALL, limit=5)},
+        keys=Keys({}, frozenset({K})),
     )

@@ -11,6 +11,7 @@ import pytest
 from controlplane import bootstrap
 from controlplane.application.fleet import DeviceLoad, NodeLoad
 from controlplane.domain import model, node, placement, route, tenant
+from controlplane.domain.budget import Budget
 from controlplane.domain.event_types import decode, schema_version
 from controlplane.domain.ids import NodeId, ReplicaId, TenantId, VersionId
 from controlplane.domain.policy import Principal
@@ -145,6 +146,10 @@ async def test_each_payload_is_made_once_for_all(
 
 
 # --- the pushed events are the whole truth ------------------------------------------------------
+def _budget(limit: int) -> Budget:
+    return Budget("default", "tenant", "", "tokens", limit, "day")
+
+
 def write_something(rng: random.Random, index: int) -> None:
     """One random change of tenants, catalog, routes, fleet or placement."""
     handler = bootstrap.command_handler()
@@ -168,7 +173,7 @@ def write_something(rng: random.Random, index: int) -> None:
     arms = (route.Arm("a", version_id, rng.random() + 0.1),)
     choices: list[tuple[Any, str, Any]] = [
         (tenant.DECIDER, name, tenant.CreateTenant(TenantId(name), name, "free", now)),
-        (tenant.DECIDER, name, tenant.SetBudget(TenantId(name), index, "day", now)),
+        (tenant.DECIDER, name, tenant.SetBudget(TenantId(name), _budget(index), now)),
         (model.DECIDER, name, model.RegisterModel(name, now)),
         (model.DECIDER, name, model.AddVersion(name, spec, now)),
         (model.DECIDER, name, model.AddAlias(name, f"alias{index % 7}", now)),

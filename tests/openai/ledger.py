@@ -24,7 +24,14 @@ def record_of(stack: Stack, request_id: str) -> dict[str, Any]:
     return row
 
 
+def attempts_of(stack: Stack, request_id: str) -> list[dict[str, Any]]:
+    sql = "SELECT * FROM ledger_attempt WHERE request_id = ? ORDER BY choice, attempt"
+    return _query(stack, sql, request_id)
+
+
 def usage_of(stack: Stack, tenant: str) -> int:
     """All tokens a tenant has used."""
     sql = "SELECT SUM(num_prompt_tokens + num_output_tokens) AS n FROM ledger_usage"
-    return int(_query(stack, f"{sql} WHERE tenant_id = ?", tenant)[0]["n"] or 0)
+    return int(
+        _query(stack, f"{sql} WHERE tenant_id = ? AND scope = 'tenant'", tenant)[0]["n"] or 0
+    )

@@ -22,9 +22,11 @@ from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
 from controlplane.adapters.natsbus.connection import connect, ensure_buckets
 from controlplane.adapters.natsbus.publisher import DesiredPublisher
+from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import EventMeta
 from controlplane.domain import model, node, placement, tenant
+from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Command, Decider
 from controlplane.domain.model import VersionSpec
 from gpuagent.wire.messages import DesiredState, ReplicaSpec
@@ -158,9 +160,14 @@ class Stack:
         stream = f"tenant-{name}"
         self.order(tenant.DECIDER, stream, tenant.CreateTenant(name, name, tier, now))
         if budget is not None:
-            command = tenant.SetBudget(name, budget, "month", now)
-            self.order(tenant.DECIDER, stream, command)
+            self.set_budget(name, Budget("default", "tenant", "", "tokens", budget, "month"))
         return self.add_key(name)
+
+    def set_budget(self, name: str, budget: Budget) -> None:
+        """In effect when it returns, as over REST."""
+        command = tenant.SetBudget(name, budget, time.time())
+        self.order(tenant.DECIDER, f"tenant-{name}", command)
+        Projector(self.store).catch_up_all()
 
     def add_key(self, name: str, scopes: tuple[str, ...] = ("inference",), **fields: Any) -> str:
         key_id, secret, full = tokens.new_key()

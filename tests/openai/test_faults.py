@@ -17,7 +17,7 @@ from django.conf import settings
 
 from tests.conftest import pointed_at
 from tests.openai.conftest import FAST, SLOW
-from tests.openai.ledger import record_of, requests_of
+from tests.openai.ledger import attempts_of, record_of, requests_of
 from tests.openai.stack import Stack, until
 from tests.openai.wire import HELLO, events
 
@@ -137,6 +137,10 @@ def test_a_request_not_yet_begun_moves_to_another_node(broken: Stack) -> None:
     assert {answer.headers["x-engine-node"] for answer in answers} == {"n1"}
     rows = [row for row in rows_of(broken) if row["num_output_tokens"] == 20]
     assert max(row["attempts"] for row in rows) == 2
+    moved = next(row for row in rows if row["attempts"] == 2)
+    tries = attempts_of(broken, moved["request_id"])
+    assert [(one["node_id"], one["outcome"]) for one in tries] == [("n2", "error"), ("n1", "ok")]
+    assert [one["num_output_tokens"] for one in tries] == [0, 20] and tries[0]["error_code"]
 
 
 def test_sigterm_lets_short_streams_end_and_fails_long_ones_typed(broken: Stack) -> None:

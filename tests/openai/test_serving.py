@@ -13,6 +13,7 @@ from controlplane.application.ports import AuditUnavailable, BudgetExceeded, Int
 from controlplane.application.refused import Refused
 from controlplane.application.serve import Serving
 from controlplane.application.settle import Settler
+from controlplane.domain.budget import Budget
 from controlplane.domain.money import FREE
 
 
@@ -53,7 +54,9 @@ class MemoryLedger:
 
     async def admit(self, intent: Intent) -> None:
         if self.limit is not None:
-            raise BudgetExceeded(self.limit, 0, 0, 1)
+            raise BudgetExceeded(
+                Budget("default", "tenant", "", "tokens", self.limit, "month"), 0, 0, 13
+            )
         self.intents.append(intent)
 
     async def settle(self, terminal: Terminal) -> bool:
@@ -138,6 +141,7 @@ def a_job(**changes: Any) -> Job:
         request_id="req-1",
         tenant_id="acme",
         subject="key",
+        end_user="",
         tier="standard",
         endpoint="chat",
         requested_model="m",
@@ -145,8 +149,6 @@ def a_job(**changes: Any) -> Job:
         arm="",
         version_id="m@v1",
         latency_class="standard",
-        budget_tokens=None,
-        budget_period="month",
         price=FREE,
         prompts=((1, 2, 3),),
         num_choices=1,
@@ -290,6 +292,10 @@ async def test_a_refused_budget_leaves_nothing_behind(world: World) -> None:
     with pytest.raises(Refused) as refused:
         await world.serving.start(a_job())
     assert refused.value.code == "insufficient_quota"
+    assert refused.value.message == (
+        "The budget 'default' (tokens a month, tenant) does not cover this: "
+        "budget 5, spent 0, reserved 0, this request needs 13."
+    )
     assert not world.nodes.orders and not world.serving.live()
     assert world.limits.given_back == [0]
 

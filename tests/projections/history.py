@@ -34,10 +34,15 @@ def _tenant(choose: random.Random, at: float) -> tuple[str, Event]:
             tenant.TenantTierChanged(who, choose.choice(tenant.TIERS), at),
             tenant.TenantSuspended(who, "unpaid", at),
             tenant.TenantResumed(who, at),
-            tenant.TenantBudgetSet(who, choose.choice([None, 5]), "day", at),
+            _budget_set(who, choose.choice([None, 5]), at),
+            tenant.TenantBudgetReset(who, "default", 2, at),
             tenant.TenantDeleted(who, at),
         ]
     )
+
+
+def _budget_set(who: TenantId, limit: int | None, at: float) -> Event:
+    return tenant.TenantBudgetSet(who, "default", "tenant", "", "tokens", limit, "day", at)
 
 
 def _key(choose: random.Random, at: float) -> tuple[str, Event]:

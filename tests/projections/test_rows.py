@@ -9,6 +9,7 @@ from controlplane.adapters.clock import ManualClock
 from controlplane.adapters.memory import MemoryEventStore
 from controlplane.application.ports import Append, EventMeta
 from controlplane.domain import model, node, placement, route, tenant
+from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Event
 from controlplane.projections.audit import AuditEntry
 from controlplane.projections.base import key_of
@@ -73,9 +74,12 @@ def test_a_tenant_is_shown_as_it_is_now() -> None:
         (stream, tenant.TenantCreated(s.ACME, "acme", "free", 1.0)),
         (stream, tenant.ApiKeyIssued(s.ACME, s.KEY, "k", "wxyz", ("inference",), None, 2.0)),
         (stream, tenant.TenantSuspended(s.ACME, "unpaid", 3.0)),
-        (stream, tenant.TenantBudgetSet(s.ACME, 5, "day", 4.0)),
+        (stream, tenant.TenantBudgetSet(s.ACME, "ci", "key", s.KEY, "tokens", 5, "day", 4.0)),
+        (stream, tenant.TenantBudgetReset(s.ACME, "ci", 3, 5.0)),
+        (stream, tenant.TenantBudgetSet(s.ACME, "ci", "key", s.KEY, "tokens", 9, "day", 6.0)),
     )
-    shown = Tenant("acme", "acme", "free", 1.0, 4, True, "unpaid", 5, "day", 1)
+    budget = Budget("ci", "key", s.KEY, "tokens", 9, "day", 3, 5.0)
+    shown = Tenant("acme", "acme", "free", 1.0, 6, True, "unpaid", (budget,), 1)
     assert rows.all(Tenant) == (shown,)
     assert rows.find(ApiKey, tenant_id="acme")[0].revoked is False
 

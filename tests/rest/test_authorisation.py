@@ -46,7 +46,7 @@ def test_a_foreign_thing_answers_exactly_as_an_absent_one(admin: Api) -> None:
         last = admin.put(f"models/of-{name}/access/", {"public": False, "tenants": [name]})
     mine = key_of(admin, "acme", "admin:read", "admin:write")
     admin.get(f"tenants/?min_position={position_of(last)}")
-    for path in ("tenants/{}/", "tenants/{}/budget/", "tenants/{}/keys/", "models/of-{}/",
+    for path in ("tenants/{}/", "tenants/{}/budgets/", "tenants/{}/keys/", "models/of-{}/",
                  "models/of-{}/versions/", "models/of-{}/aliases/",
                  "requests/?tenant={}", "exports/audit/?tenant={}"):  # fmt: skip
         foreign, absent = mine.get(path.format("globex")), mine.get(path.format("nobody"))
@@ -128,8 +128,8 @@ def test_roles_may_write_what_the_policy_says(admin: Api) -> None:
         person = login(role, role)
         for method, path, body in WRITES[1:]:
             resource = resources[path.partition("/")[0]]
-            inner = next((part for part in ("keys", "budget") if f"/{part}/" in path), "")
-            resource = {"keys": "key", "budget": "budget"}.get(inner, resource)
+            inner = next((part for part in ("keys", "budgets") if f"/{part}/" in path), "")
+            resource = {"keys": "key", "budgets": "budget"}.get(inner, resource)
             status = person.call(method, f"{path}?dry_run=true", body).status_code
             if path == "tickets/":
                 status = person.call(method, path, body).status_code

@@ -20,7 +20,8 @@ WRITES: list[tuple[str, str, dict[str, Any]]] = [
     ("patch", "tenants/acme/", {"tier": "free"}),
     ("post", "tenants/acme/suspend/", {"reason": "x"}),
     ("post", "tenants/acme/resume/", {"reason": "x"}),
-    ("put", "tenants/acme/budget/", {"tokens": 5}),
+    ("put", "tenants/acme/budgets/b/", {"limit": "5"}),
+    ("post", "tenants/acme/budgets/default/reset/", {"reason": "x"}),
     ("post", "tenants/acme/keys/", {"name": "ci"}),
     ("post", "tenants/acme/keys/k/rotate/", {"previous_valid_until": 0.0}),
     ("post", "tenants/acme/keys/k/suspend/", {"reason": "x"}),
@@ -187,13 +188,19 @@ def test_too_many_arms_are_refused_before_their_versions_are_looked_up(
     assert looked_up == []
 
 
-def test_budgets_are_token_counts(api: Api) -> None:
-    for tokens in (-1, 2**63, "1e9", 1.5, True):
-        answer = api.put("tenants/acme/budget/", {"tokens": tokens})
-        assert problem(answer, 400) == "invalid_budget", tokens
-    assert problem(api.put("tenants/acme/budget/", {"tokens": 1, "period": "week"})) == (
-        "invalid_budget"
-    )
+def test_budgets_are_amounts_of_known_things(api: Api) -> None:
+    path = "tenants/acme/budgets/b/"
+    for wrong, code in (
+        ({"limit": 5}, "invalid_type"), ({"limit": "-1"}, "invalid_budget"),
+        ({"limit": "1e9"}, "invalid_budget"), ({"limit": "1.5"}, "invalid_budget"),
+        ({"limit": str(2**62)}, "invalid_budget"), ({"limit": "5", "period": "week"}, None),
+        ({"limit": "5", "scope": "org"}, None), ({"limit": "5", "unit": "eggs"}, None),
+        ({"limit": "5", "scope": "key"}, None), ({"limit": "5", "target": "x"}, None),
+        ({"limit": "1.0000000000001", "unit": "money"}, "invalid_amount"),
+        ({"limit": str(10**13), "unit": "money"}, "invalid_budget"),
+    ):  # fmt: skip
+        assert problem(api.put(path, wrong)) == (code or "invalid_budget"), wrong
+    assert problem(api.put("tenants/acme/budgets/A%20b/", {"limit": "1"})) == "invalid_name"
 
 
 def test_prices_are_decimal_texts(api: Api) -> None:
@@ -208,8 +215,9 @@ def test_prices_are_decimal_texts(api: Api) -> None:
 
 
 LISTS = (
-    "tenants/", "tenants/acme/keys/", "models/", "models/m/versions/", "models/m/aliases/",
-    "routes/", "nodes/", "placements/", "decisions/", "events/", "requests/",
+    "tenants/", "tenants/acme/keys/", "tenants/acme/budgets/", "models/", "models/m/versions/",
+    "models/m/aliases/", "routes/", "nodes/", "placements/", "decisions/", "events/", "requests/",
+    "usage/",
 )  # fmt: skip
 
 

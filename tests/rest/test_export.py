@@ -129,13 +129,6 @@ def test_ended_requests_are_exported_and_listed(api: Api) -> None:
     assert problem(api.get("requests/req-9/"), 404) == "request_not_found"
 
 
-def test_a_budget_shows_what_is_spent_and_held(api: Api) -> None:
-    record(1, "acme", "")
-    api.put("tenants/acme/budget/", {"tokens": 100, "period": "month"})
-    budget = api.get("tenants/acme/budget/?min_position=3").json()
-    assert budget == {"tokens": 100, "period": "month", "spent": 0, "reserved": 8, "remaining": 92}
-
-
 def test_a_range_is_bounded_over_http_and_not_on_the_command_line(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 A row of ``InferenceRequest`` is inserted at admission (the intent, which is also the reservation)
 and completed exactly once (the terminal record). While ``outcome`` is empty the request is live
-and its ``reserved_tokens`` count against the tenant's budget, so a reservation cannot outlive its
+and what it reserves counts against the tenant's budgets, so a reservation cannot outlive its
 request: there is no second row that could be left behind.
 """
 
@@ -25,9 +25,12 @@ class InferenceRequest(models.Model):
     num_prompt_tokens = models.BigIntegerField()
     max_output_tokens = models.BigIntegerField()
     reserved_tokens = models.BigIntegerField()
+    reserved_price = models.BigIntegerField(default=0, db_default=0)  # picodollars
     at = models.FloatField()
     day = models.CharField(max_length=10)
     gateway = models.CharField(max_length=127)
+    # The ``user`` that the request named, as it came; empty if it named none.
+    end_user = models.CharField(max_length=255, default="", db_default="")
     # The price it was admitted under, in picodollars per token (see ``domain.money``). These have
     # a default of the database, so that a gateway of the release before can still write its rows.
     price_input = models.BigIntegerField(default=0, db_default=0)
@@ -61,11 +64,15 @@ class InferenceRequest(models.Model):
 
 
 class Usage(models.Model):
-    """What a tenant used of a version on the UTC ``day`` its requests were admitted."""
+    """What was used on the UTC ``day`` that requests were admitted, as budgets ask for it.
+
+    ``scope`` and ``target`` are a budget's: the tenant's whole use, that of one key, of one model.
+    """
 
     tenant_id = models.CharField(max_length=63)
+    scope = models.CharField(max_length=8)
+    target = models.CharField(max_length=255)
     day = models.CharField(max_length=10)
-    version_id = models.CharField(max_length=127)
     num_requests = models.BigIntegerField(default=0)
     num_prompt_tokens = models.BigIntegerField(default=0)
     num_output_tokens = models.BigIntegerField(default=0)
@@ -77,9 +84,89 @@ class Usage(models.Model):
         db_table = "ledger_usage"
         constraints = (
             models.UniqueConstraint(
-                fields=("tenant_id", "day", "version_id"), name="ledger_usage_one_row"
+                fields=("tenant_id", "scope", "target", "day"), name="ledger_usage_one_row"
             ),
         )
+
+
+class Attempt(models.Model):
+    """One try of one choice of a request on one replica, written with the terminal record.
+
+    Times are Unix seconds and milliseconds. A request whose gateway died has none: what its tries
+    did is known only there.
+    """
+
+    request_id = models.CharField(max_length=64)
+    position = models.BigIntegerField(db_index=True)  # of the terminal record
+    choice = models.IntegerField()
+    attempt = models.IntegerField()
+    node_id = models.CharField(max_length=63)
+    replica_id = models.CharField(max_length=255)
+    outcome = models.CharField(max_length=16)
+    error_code = models.CharField(max_length=64)
+    num_cached_tokens = models.BigIntegerField()
+    num_output_tokens = models.BigIntegerField()
+    queue_ms = models.FloatField(null=True)
+    started_at = models.FloatField()
+    duration_ms = models.FloatField()
+
+    class Meta:
+        db_table = "ledger_attempt"
+
+
+class Rollup(models.Model):
+    """Usage by all that one may ask for; see ``rollup``. ``hour`` counts hours since 1970, UTC."""
+
+    tenant_id = models.CharField(max_length=63)
+    hour = models.BigIntegerField()
+    subject = models.CharField(max_length=255)
+    end_user = models.CharField(max_length=255)
+    version_id = models.CharField(max_length=127)
+    route = models.CharField(max_length=63)
+    arm = models.CharField(max_length=63)
+    num_requests = models.BigIntegerField()
+    num_failed = models.BigIntegerField()
+    num_prompt_tokens = models.BigIntegerField()
+    num_cached_tokens = models.BigIntegerField()
+    num_output_tokens = models.BigIntegerField()
+    price_milli = models.BigIntegerField()
+    price_pico = models.BigIntegerField()
+
+    class Meta:
+        db_table = "ledger_rollup"
+        constraints = (
+            models.UniqueConstraint(
+                fields=(
+                    "tenant_id", "hour", "subject", "end_user", "version_id", "route", "arm"
+                ),
+                name="ledger_rollup_one_row",
+            ),
+        )  # fmt: skip
+        indexes = (models.Index(fields=("hour",), name="ledger_rollup_hour"),)
+
+
+class RollupHead(models.Model):
+    """One row: the position of the last terminal record that the roll-ups hold."""
+
+    position = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "ledger_rollup_head"
+
+
+class Check(models.Model):
+    """One row: what the last check of all totals found; see ``reconcile``."""
+
+    at = models.FloatField()
+    position = models.BigIntegerField()
+    num_records = models.BigIntegerField()
+    num_totals = models.BigIntegerField()
+    num_differences = models.BigIntegerField()
+    differences = models.JSONField()
+    seconds = models.FloatField()
+
+    class Meta:
+        db_table = "ledger_check"
 
 
 class Head(models.Model):

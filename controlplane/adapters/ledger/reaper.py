@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from controlplane.adapters.ledger.batch import Cursor, settle_all
+from controlplane.adapters.ledger.batch import settle_all
+from controlplane.adapters.ledger.budgets import Cursor
 from controlplane.adapters.ledger.statements import Statements
 from controlplane.adapters.ledger.store import LedgerStore, run
 from controlplane.application.failpoints import passing

@@ -1,46 +1,19 @@
 """What else must be true of a sound store: sums equal their records, and SQLite's file is whole."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from django.db import DatabaseError, connections
 
-from controlplane.adapters.ledger.models import Checkpoint
+from controlplane.adapters.ledger import reconcile
 from controlplane.application.proving import Finding
 from controlplane.application.records import REQUESTS
-from controlplane.domain.money import join
-
-_KEYS = "tenant_id, day, version_id"
-_SUMMED = (
-    f"SELECT {_KEYS}, count(*), sum(num_prompt_tokens), sum(num_output_tokens),"
-    " sum(price / 1000000000), sum(price % 1000000000)"  # as ``money.split``: sums do not overflow
-    f" FROM ledger_request WHERE outcome <> '' GROUP BY {_KEYS}"
-)
-_KEPT = (
-    f"SELECT {_KEYS}, num_requests, num_prompt_tokens, num_output_tokens, price_milli, price_pico"
-    " FROM ledger_usage"
-)
 
 
 def usage_findings(alias: str = "default") -> Iterator[Finding]:
-    """Usage rows that are not the sum of their ended requests; none once requests are archived."""
-    archived = Checkpoint.objects.using(alias).filter(log=REQUESTS).exclude(archive="")
-    if archived.exists():
-        return
-    with connections[alias].cursor() as cursor:
-        cursor.execute(_SUMMED)
-        summed = {_usage(row) for row in cursor.fetchall()}
-        cursor.execute(_KEPT)
-        kept = {_usage(row) for row in cursor.fetchall()}
-    for one in sorted(summed ^ kept)[:1]:
-        detail = "the usage kept is not the sum of the requests"
-        yield Finding(REQUESTS, 0, "/".join(one[:3]), "usage", detail)
-
-
-def _usage(row: Any) -> tuple[Any, ...]:
-    """(tenant, day, version, requests, prompt tokens, output tokens, picodollars)."""
-    *keys, milli, pico = row
-    return (*keys[:3], *map(int, keys[3:]), join(int(milli), int(pico)))
+    """The first total that is not the sum of its ended requests, as the standing check says it."""
+    for difference in reconcile.check(alias).differences[:1]:
+        row, _, detail = difference.partition(": ")
+        yield Finding(REQUESTS, 0, row, "usage", detail)
 
 
 def file_findings(alias: str = "default") -> Iterator[Finding]:

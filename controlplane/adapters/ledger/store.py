@@ -7,7 +7,7 @@ import msgspec
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from controlplane.adapters.ledger.batch import Cursor
+from controlplane.adapters.ledger.budgets import Cursor
 from controlplane.adapters.ledger.statements import Statements, statements
 from controlplane.adapters.ledger.writer import GroupWriter
 from controlplane.application.ports import Intent, Terminal
@@ -22,7 +22,9 @@ class LedgerStore:
     def __init__(self, alias: str = "default") -> None:
         wrapper: Any = connections[alias]  # stubs know no `Database`, the driver module
         self.sql = statements(wrapper.vendor)
-        self.writer = GroupWriter(lambda: _open(alias), self.sql, wrapper.Database.IntegrityError)
+        self.writer = GroupWriter(
+            lambda: open_raw(alias), self.sql, wrapper.Database.IntegrityError
+        )
 
     async def admit(self, intent: Intent) -> None:
         await self.writer.submit(intent)
@@ -40,7 +42,7 @@ class LedgerStore:
         self.writer.close()
 
 
-def _open(alias: str) -> Any:
+def open_raw(alias: str) -> Any:
     """A raw DB-API connection in autocommit mode with the settings of ``alias``."""
     wrapper: BaseDatabaseWrapper = connections.create_connection(alias)
     wrapper.inc_thread_sharing()

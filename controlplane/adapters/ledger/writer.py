@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.adapters import failed_sync
-from controlplane.adapters.ledger.batch import Cursor, admit_all, settle_all
+from controlplane.adapters.ledger.batch import admit_all, settle_all
+from controlplane.adapters.ledger.budgets import Cursor
 from controlplane.adapters.ledger.statements import Statements
 from controlplane.application.failpoints import passing
 from controlplane.application.ports import AuditUnavailable, Intent, Terminal

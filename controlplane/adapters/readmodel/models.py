@@ -15,8 +15,7 @@ class Tenant(models.Model):
     version = models.BigIntegerField()
     suspended = models.BooleanField()
     suspended_reason = models.TextField()
-    budget_tokens = models.BigIntegerField(null=True)
-    budget_period = models.TextField()
+    budgets = models.JSONField(default=list)
     num_keys = models.IntegerField()
 
 

@@ -29,6 +29,8 @@ def run(host: str, port: int, port_file: Path | None) -> None:
 
 
 async def _serve(host: str, port: int, port_file: Path | None) -> None:
+    # Budgets are read from the read model: not from rows that an earlier release made.
+    await asyncio.to_thread(bootstrap.projector().catch_up_all)
     gateway = Gateway(_settings(), bootstrap.event_store(), bootstrap.ledger(), bootstrap.clock())
     await gateway.start()
     gc.collect()

@@ -5,6 +5,7 @@
     lease      take or keep the lease; its epoch grows with each change of holder
     project    fold new events into the read model; new events wake the others
     seal       sign checkpoints of the log and the ledger, and copy them
+    usage      add up the ended requests, and now and then recount all totals
     act        ingest -> reconcile -> publish, in this order, on one thread's view of the fleet
 
 Every loop takes no arguments: a message or an event only wakes it, and it also runs every second.
@@ -68,6 +69,16 @@ class ReadModel(Protocol):
     def catch_up(self, limit: int = ...) -> int: ...
 
 
+class UsageBooks(Protocol):
+    """What keeps usage, and checks it: blocking."""
+
+    def roll_up(self) -> None:
+        """Add up the records that ended since."""
+
+    def check_if_due(self) -> None:
+        """Recount all totals, if the last time is long enough ago; the result is kept."""
+
+
 @dataclass(frozen=True)
 class ControllerSettings:
     """Times in seconds. A lease that is not renewed for ``lease_s`` is free for others."""
@@ -107,9 +118,10 @@ class Controller:
         read_model: ReadModel,
         reconnect_database: Callable[[], None] = lambda: None,
         sealing: Sealing | None = None,
+        usage: UsageBooks | None = None,
     ) -> None:
         self.settings, self._store, self._clock = settings, store, clock
-        self._handler, self._read_model = handler, read_model
+        self._handler, self._read_model, self._usage = handler, read_model, usage
         self._reconnect_database, self.sealing = reconnect_database, sealing
         self.state, self.loads = FleetState(), FleetLoads()
         self.ingest = Ingest(handler, clock, self.state, self.loads, settings.timings)
@@ -121,7 +133,7 @@ class Controller:
         self.lease: Lease | None = None
         self._lease_until = 0.0
         self.projected, self.head = 0, 0
-        self.stats = {name: LoopStats() for name in ("lease", "project", "act", "seal")}
+        self.stats = {name: LoopStats() for name in ("lease", "project", "act", "seal", "usage")}
         self.events: Counter[str] = Counter()  # all in the log, by type
         self._planned: tuple[int, float] = (-1, 0.0)  # log position and time of the last plan
         self._wake = asyncio.Event()
@@ -137,6 +149,7 @@ class Controller:
             asyncio.create_task(self._repeat("lease", self._keep_lease, self.settings.lease_s / 4)),
             asyncio.create_task(self._repeat("project", self._project, self.settings.poll_s)),
             asyncio.create_task(self._repeat("seal", self._seal, self.settings.round_s)),
+            asyncio.create_task(self._repeat("usage", self._keep_usage, self.settings.round_s)),
             asyncio.create_task(self._act_loop()),
         ]
         await stop.wait()
@@ -217,7 +230,7 @@ class Controller:
         while self.leads and self.projected < self.head:
             self.projected = await self._on("project", self._read_model.catch_up)
 
-    # --- sealing --------------------------------------------------------------------------------
+    # --- sealing, usage -------------------------------------------------------------------------
     async def _seal(self) -> None:
         """Sign what is due and copy it to the bus, if there is one just now."""
         if self.sealing is None or not self.leads:
@@ -225,6 +238,12 @@ class Controller:
         await self._on("seal", self.sealing.step)
         if self.bus is not None and self.bus.connected:
             await self.sealing.copy_to(self.bus, lambda read: self._on("seal", read))
+
+    async def _keep_usage(self) -> None:
+        """On a thread of its own: a check reads every record, and holds up nothing else."""
+        if self.leads and self._usage is not None:
+            await self._on("usage", self._usage.roll_up)
+            await self._on("usage", self._usage.check_if_due)
 
     # --- ingest, reconcile, publish -------------------------------------------------------------
     async def _act_loop(self) -> None:

@@ -36,6 +36,7 @@ async def _run(settings: ControllerSettings, host: str, port: int, port_file: Pa
         bootstrap.projector(),
         connections.close_all,
         Sealing(bootstrap.sealer(), bootstrap.seal_store(), bootstrap.sealed_logs()),
+        bootstrap.usage(),
     )
     probes = probes_of(controller)
     bound = await probes.start(host, port)

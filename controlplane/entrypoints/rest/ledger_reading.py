@@ -6,7 +6,7 @@ from django.db.models import Q, QuerySet
 
 from controlplane import bootstrap
 from controlplane.adapters.eventstore.models import Event
-from controlplane.adapters.ledger.models import Head, InferenceRequest
+from controlplane.adapters.ledger.models import Attempt, Head, InferenceRequest
 from controlplane.application.ports import EventMeta, RecordedEvent
 from controlplane.domain import money
 from controlplane.domain.errors import NotFound
@@ -87,6 +87,7 @@ _ALWAYS = (
     "position",
     "tenant_id",
     "subject",
+    "end_user",
     "endpoint",
     "requested_model",
     "route",
@@ -126,6 +127,32 @@ def request_json(row: InferenceRequest) -> Json:
         "started_at": row.at,
         "finished_at": row.ended_at,
     }
+
+
+def attempts(request_id: str, tenant_id: str | None) -> list[Json]:
+    """In the order they began; none while the request runs."""
+    row = _of_tenant(tenant_id).filter(request_id=request_id).first()
+    if row is None:
+        raise NotFound("request", request_id)
+    if row.position is None:
+        return []
+    found = Attempt.objects.filter(position=row.position).order_by("started_at", "choice")
+    return list(found.values(*_ATTEMPT))
+
+
+_ATTEMPT = (
+    "choice",
+    "attempt",
+    "node_id",
+    "replica_id",
+    "outcome",
+    "error_code",
+    "num_cached_tokens",
+    "num_output_tokens",
+    "queue_ms",
+    "started_at",
+    "duration_ms",
+)
 
 
 # --- export -----------------------------------------------------------------------------------

@@ -23,13 +23,12 @@ from django.db.models.functions import Cast, Concat
 from controlplane import bootstrap
 from controlplane.adapters.access.keys import last_uses
 from controlplane.adapters.eventstore.models import Event, Lease
-from controlplane.adapters.ledger.batch import period_start
-from controlplane.adapters.ledger.models import InferenceRequest, Usage
 from controlplane.adapters.readmodel.models import Checkpoint
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.ports import CONTROLLER_LEASE
 from controlplane.domain import model as model_domain
 from controlplane.domain import route as route_domain
+from controlplane.domain.budget import Budget, amount_in, applies
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.model import VersionSpec
 from controlplane.domain.money import price_texts
@@ -168,67 +167,56 @@ def tenants(source: Source, query: Json, tenant_id: str | None) -> Page:
     equal = {"tier": query["tier"]} if "tier" in query else {}
     keep = (lambda row: row.tenant_id == tenant_id) if tenant_id else None
     count, rows = page(source.select(Tenant, Selection(equal, keep)), query)
-    return count, [_json(row) for row in rows]
+    return count, [_tenant_json(row) for row in rows]
 
 
 def tenant(source: Source, tenant_id: str) -> Found:
-    row = _tenant(source, tenant_id)
-    return Found(_json(row), row.version)
+    row = tenant_row(source, tenant_id)
+    return Found(_tenant_json(row), row.version)
+
+
+def _tenant_json(row: Tenant) -> Json:
+    return {**_json(row), "budgets": [budget_json(one) for one in row.budgets]}
+
+
+def budget_json(budget: Budget) -> Json:
+    """The rule; amounts as people write them."""
+    names = ("budget_id", "scope", "target", "unit", "period")
+    rule = {name: getattr(budget, name) for name in names}
+    return {**rule, "limit": amount_in(budget.unit, budget.limit)}
 
 
 def require_tenant(tenant_id: str) -> None:
-    _tenant(DatabaseSource(), tenant_id)
-
-
-def budget(source: Source, tenant_id: str, now: float) -> Found:
-    """The budget with what of it is spent and held now; ``as_of`` does not turn the ledger back."""
-    row = _tenant(source, tenant_id)
-    spent, reserved = _spent(tenant_id, row.budget_period, now), _reserved(tenant_id)
-    left = None if row.budget_tokens is None else max(0, row.budget_tokens - spent - reserved)
-    body = {
-        "tokens": row.budget_tokens,
-        "period": row.budget_period,
-        "spent": spent,
-        "reserved": reserved,
-        "remaining": left,
-    }
-    return Found(body, row.version)
-
-
-def _spent(tenant_id: str, period: str, now: float) -> int:
-    days = Usage.objects.filter(tenant_id=tenant_id, day__gte=period_start(period, now))
-    return sum(p + o for p, o in days.values_list("num_prompt_tokens", "num_output_tokens"))
-
-
-def _reserved(tenant_id: str) -> int:
-    live = InferenceRequest.objects.filter(tenant_id=tenant_id, outcome="")
-    return sum(live.values_list("reserved_tokens", flat=True))
+    tenant_row(DatabaseSource(), tenant_id)
 
 
 def keys(source: Source, tenant_id: str, query: Json) -> Page:
-    _tenant(source, tenant_id)
+    budgets = tenant_row(source, tenant_id).budgets
     equal: Json = {"tenant_id": tenant_id}
     if query.get("revoked") is not None:
         equal["revoked"] = query["revoked"] == "true"
     count, rows = page(source.select(ApiKey, Selection(equal)), query)
     used = last_uses(tenant_id)
-    return count, [_key_json(row, used) for row in rows]
+    return count, [_key_json(row, used, budgets) for row in rows]
 
 
-def _key_json(row: ApiKey, used: dict[str, float]) -> Json:
+def _key_json(row: ApiKey, used: dict[str, float], budgets: Iterable[Budget]) -> Json:
+    """``applies`` has the budgets of one model too, which only its requests must fit."""
     body = _json(row)
     previous = row.previous_secret_id
     for name in ("secret_id", "previous_secret_id", "previous_until", "revoked_at"):
         del body[name]
+    mine = [one for one in budgets if one.scope == "model" or applies(one, row.key_id, "")]
     return {
         **body,
         "last_used_at": used.get(row.secret_id),
         "previous_valid_until": row.previous_until if previous else None,
         "previous_last_used_at": used.get(previous),
+        "applies": [budget_json(one) for one in mine],
     }
 
 
-def _tenant(source: Source, tenant_id: str) -> Tenant:
+def tenant_row(source: Source, tenant_id: str) -> Tenant:
     return _required(source.get(Tenant, tenant_id), "tenant", tenant_id)
 
 

@@ -10,6 +10,7 @@ from controlplane.entrypoints.rest.views import (
     proof,
     session,
     tenants,
+    usage,
 )
 
 urlpatterns: list[URLPattern] = [
@@ -21,7 +22,9 @@ urlpatterns: list[URLPattern] = [
     path("tenants/<str:tenant_id>/", tenants.Tenant.as_view()),
     path("tenants/<str:tenant_id>/suspend/", tenants.TenantSuspension.as_view()),
     path("tenants/<str:tenant_id>/resume/", tenants.TenantResumption.as_view()),
-    path("tenants/<str:tenant_id>/budget/", tenants.Budget.as_view()),
+    path("tenants/<str:tenant_id>/budgets/", tenants.Budgets.as_view()),
+    path("tenants/<str:tenant_id>/budgets/<str:budget_id>/", tenants.Budget.as_view()),
+    path("tenants/<str:tenant_id>/budgets/<str:budget_id>/reset/", tenants.BudgetReset.as_view()),
     path("tenants/<str:tenant_id>/keys/", keys.Keys.as_view()),
     path("tenants/<str:tenant_id>/keys/<str:key_id>/", keys.Key.as_view()),
     path("tenants/<str:tenant_id>/keys/<str:key_id>/rotate/", keys.KeyRotation.as_view()),
@@ -51,6 +54,9 @@ urlpatterns: list[URLPattern] = [
     path("events/", audit.Events.as_view()),
     path("requests/", audit.Requests.as_view()),
     path("requests/<str:request_id>/", audit.InferenceRequest.as_view()),
+    path("requests/<str:request_id>/attempts/", audit.Attempts.as_view()),
+    path("usage/", usage.Usage.as_view()),
+    path("usage/check/", usage.UsageCheck.as_view()),
     path("exports/audit/", audit.AuditExport.as_view()),
     path("checkpoints/", proof.Checkpoints.as_view()),
     path("checkpoints/keys/", proof.SealingKeys.as_view()),

@@ -43,6 +43,15 @@ export function requestsQuery(filters: RequestFilters) {
   });
 }
 
+/** Every try of a request on a replica; an ended request's never change. */
+export function attemptsQuery(request_id: string) {
+  const params = { path: { request_id } };
+  return queryOptions({
+    queryKey: ["requests", "one", request_id, "attempts"],
+    queryFn: () => body(client.GET("/api/v1/requests/{request_id}/attempts/", { params })),
+  });
+}
+
 export function requestQuery(request_id: string) {
   const params = { path: { request_id } };
   return queryOptions({

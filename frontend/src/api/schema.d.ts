@@ -454,6 +454,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/requests/{request_id}/attempts/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["attempts_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/routes/": {
         parameters: {
             query?: never;
@@ -570,16 +586,51 @@ export interface paths {
         patch: operations["tenants_change"];
         trace?: never;
     };
-    "/api/v1/tenants/{tenant_id}/budget/": {
+    "/api/v1/tenants/{tenant_id}/budgets/": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
+        get: operations["budgets_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tenants/{tenant_id}/budgets/{budget_id}/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** @description A change is in effect on every gateway once the answer is there. */
         get: operations["budgets_retrieve"];
+        /** @description A change is in effect on every gateway once the answer is there. */
         put: operations["budgets_set"];
         post?: never;
+        /** @description A change is in effect on every gateway once the answer is there. */
+        delete: operations["budgets_remove"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tenants/{tenant_id}/budgets/{budget_id}/reset/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["budgets_reset"];
         delete?: never;
         options?: never;
         head?: never;
@@ -714,6 +765,38 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/usage/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["usage_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/usage/check/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["usage_check"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/verification/": {
         parameters: {
             query?: never;
@@ -793,6 +876,36 @@ export interface components {
             device_index: number;
             memory_bytes: number;
         };
+        /** @description One try of one choice of a request on one replica. */
+        Attempt: {
+            choice: number;
+            /** @description From 1, of that choice. */
+            attempt: number;
+            node_id: string;
+            replica_id: string;
+            outcome: components["schemas"]["AttemptOutcomeEnum"];
+            error_code: string;
+            num_cached_tokens: number;
+            num_output_tokens: number;
+            /** Format: double */
+            queue_ms: number | null;
+            /** Format: double */
+            started_at: number;
+            /** Format: double */
+            duration_ms: number;
+        };
+        /**
+         * @description * `ok` - ok
+         *     * `cancelled` - cancelled
+         *     * `error` - error
+         * @enum {string}
+         */
+        AttemptOutcomeEnum: "ok" | "cancelled" | "error";
+        AttemptPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Attempt"][];
+        };
         /** @description One administrative order: who, from where, what it changed, or why it was refused. */
         AuditEntry: {
             position: number;
@@ -834,23 +947,53 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["AuditEntry"][];
         };
+        /** @description ``limit`` = ``spent`` + ``reserved`` + ``remaining``, unless it was lowered below the two. */
         Budget: {
-            /** @description Null: no budget. */
-            tokens: number | null;
+            budget_id: string;
+            scope: components["schemas"]["ScopeEnum"];
+            /** @description The key (a record's subject) or model; else empty. */
+            target: string;
+            unit: components["schemas"]["UnitEnum"];
+            limit: string;
             period: components["schemas"]["PeriodEnum"];
-            /** @description Tokens of finished requests this period. */
-            spent: number;
-            /** @description Tokens held for running requests. */
-            reserved: number;
-            remaining: number | null;
+            /** @description By finished requests of this period. */
+            spent: string;
+            /** @description The most that running requests may still use. */
+            reserved: string;
+            remaining: string;
+            /** @description Spent before the reset, and not counted. */
+            forgiven: string;
         };
-        /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
+        /** @description What is left out means: of the whole tenant, in tokens, each month. */
         BudgetOrderRequest: {
             /** @description Kept in the audit. */
             reason?: string;
-            tokens: number | null;
+            /** @default tenant */
+            scope: string;
+            /** @default  */
+            target: string;
+            /** @default tokens */
+            unit: string;
+            /** @description Tokens like "1000000", or money like "12.50". */
+            limit: string;
             /** @default month */
             period: string;
+        };
+        BudgetPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Budget"][];
+            count: number;
+        };
+        /** @description Amounts are texts: tokens in digits, money as a decimal. */
+        BudgetRule: {
+            budget_id: string;
+            scope: components["schemas"]["ScopeEnum"];
+            /** @description The key (a record's subject) or model; else empty. */
+            target: string;
+            unit: components["schemas"]["UnitEnum"];
+            limit: string;
+            period: components["schemas"]["PeriodEnum"];
         };
         Candidate: {
             node_id: string;
@@ -1054,6 +1197,8 @@ export interface components {
             previous_valid_until: number | null;
             /** Format: double */
             previous_last_used_at: number | null;
+            /** @description The budgets its requests must fit, all of them. */
+            applies: components["schemas"]["BudgetRule"][];
         };
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         KeyOrderRequest: {
@@ -1082,6 +1227,9 @@ export interface components {
          * @enum {string}
          */
         KvCacheDtypeEnum: "auto" | "float32" | "bfloat16" | "int8";
+        LastCheck: {
+            last: components["schemas"]["UsageCheck"] | null;
+        };
         /**
          * @description * `events` - events
          *     * `requests` - requests
@@ -1314,6 +1462,8 @@ export interface components {
             tenant_id: string;
             /** @description Key id, jwt:<sub> or user:<name>. */
             subject: string;
+            /** @description The user that the request named, or empty. */
+            end_user: string;
             endpoint: string;
             requested_model: string;
             route: string;
@@ -1423,6 +1573,13 @@ export interface components {
             max_replicas: number;
         };
         /**
+         * @description * `tenant` - tenant
+         *     * `key` - key
+         *     * `model` - model
+         * @enum {string}
+         */
+        ScopeEnum: "tenant" | "key" | "model";
+        /**
          * @description * `inference` - inference
          *     * `admin:read` - admin:read
          *     * `admin:write` - admin:write
@@ -1503,8 +1660,7 @@ export interface components {
             tier: components["schemas"]["TierEnum"];
             suspended: boolean;
             suspended_reason: string;
-            budget_tokens: number | null;
-            budget_period: components["schemas"]["PeriodEnum"];
+            budgets: components["schemas"]["BudgetRule"][];
             /** @description Live ones. */
             num_keys: number;
             /** Format: double */
@@ -1549,12 +1705,71 @@ export interface components {
          * @enum {string}
          */
         TierEnum: "free" | "standard" | "premium";
+        /**
+         * @description * `tokens` - tokens
+         *     * `money` - money
+         * @enum {string}
+         */
+        UnitEnum: "tokens" | "money";
         Unplaced: {
             version_id: string;
             num_missing: number;
             code: string;
             reason: string;
             rejections: components["schemas"]["Rejection"][];
+        };
+        /** @description Sums of the terminal records up to ``position``. */
+        Usage: {
+            /** @description Of the last record that is in these sums. */
+            position: number;
+            /** @description Records that are not in them yet. */
+            behind: number;
+            since: string | null;
+            until: string | null;
+            /** @description Of groups. */
+            count: number;
+            /** @description Of all groups, also of those on other pages. */
+            total: components["schemas"]["UsageSums"];
+            results: components["schemas"]["UsageGroup"][];
+        };
+        /** @description All totals, recounted from the records. */
+        UsageCheck: {
+            /** Format: double */
+            at: number;
+            position: number;
+            num_records: number;
+            num_totals: number;
+            num_differences: number;
+            /** @description At most 20. */
+            differences: string[];
+            /** Format: double */
+            seconds: number;
+        };
+        UsageGroup: {
+            num_requests: number;
+            /** @description Ended as error, timeout or unknown. */
+            num_failed: number;
+            num_prompt_tokens: number;
+            /** @description Of the prompt's. */
+            num_cached_tokens: number;
+            num_output_tokens: number;
+            /** @description Exactly. */
+            price: string;
+            /** @description By name, as asked. */
+            group: {
+                [key: string]: string;
+            };
+        };
+        UsageSums: {
+            num_requests: number;
+            /** @description Ended as error, timeout or unknown. */
+            num_failed: number;
+            num_prompt_tokens: number;
+            /** @description Of the prompt's. */
+            num_cached_tokens: number;
+            num_output_tokens: number;
+            /** @description Exactly. */
+            price: string;
         };
         /** @description The last verification of everything stored; ``at`` null if there was none. */
         Verification: {
@@ -2943,6 +3158,40 @@ export interface operations {
             };
         };
     };
+    attempts_list: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+            };
+            header?: never;
+            path: {
+                request_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AttemptPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     routes_list: {
         parameters: {
             query?: {
@@ -3469,6 +3718,45 @@ export interface operations {
             };
         };
     };
+    budgets_list: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                limit?: number;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+                model?: string;
+                offset?: number;
+                /** @description Key id, jwt:<sub> or user:<name>. */
+                subject?: string;
+            };
+            header?: never;
+            path: {
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BudgetPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     budgets_retrieve: {
         parameters: {
             query?: {
@@ -3479,6 +3767,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                budget_id: string;
                 tenant_id: string;
             };
             cookie?: never;
@@ -3518,6 +3807,7 @@ export interface operations {
                 "If-Match"?: string;
             };
             path: {
+                budget_id: string;
                 tenant_id: string;
             };
             cookie?: never;
@@ -3525,6 +3815,90 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": components["schemas"]["BudgetOrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    budgets_remove: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                budget_id: string;
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    budgets_reset: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                budget_id: string;
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["OrderRequest"];
             };
         };
         responses: {
@@ -3903,6 +4277,84 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Ticket"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    usage_list: {
+        parameters: {
+            query?: {
+                arm?: string;
+                /** @description Some of tenant, key, user, model, version, route, arm, hour, day: with commas. */
+                group_by?: string;
+                /** @description Key id, jwt:<sub> or user:<name>. */
+                key?: string;
+                limit?: number;
+                model?: string;
+                offset?: number;
+                route?: string;
+                /** @description ISO 8601, rounded down to the hour; included. */
+                since?: string;
+                tenant?: string;
+                /** @description Likewise; not included. */
+                until?: string;
+                /** @description The user that requests named. */
+                user?: string;
+                /** @description A version id, as smollm2@v1. */
+                version?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Usage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    usage_check: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LastCheck"];
                 };
             };
             "4XX": {

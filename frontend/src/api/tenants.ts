@@ -1,7 +1,7 @@
 import { queryOptions } from "@tanstack/react-query";
 import { body, client, idempotencyKey, ifMatch, tagged } from "./client";
 import { allRows } from "./pages";
-import type { NewKey } from "./types";
+import type { BudgetRule, NewKey } from "./types";
 
 export const tenantsQuery = queryOptions({
   queryKey: ["tenants"],
@@ -16,11 +16,14 @@ export function tenantQuery(tenant_id: string) {
   });
 }
 
-export function budgetQuery(tenant_id: string) {
-  const params = { path: { tenant_id } };
+export function budgetsQuery(tenant_id: string) {
+  const path = { tenant_id };
   return queryOptions({
-    queryKey: ["tenants", tenant_id, "budget"],
-    queryFn: () => tagged(client.GET("/api/v1/tenants/{tenant_id}/budget/", { params })),
+    queryKey: ["tenants", tenant_id, "budgets"],
+    queryFn: () =>
+      allRows((query) =>
+        body(client.GET("/api/v1/tenants/{tenant_id}/budgets/", { params: { path, query } })),
+      ),
   });
 }
 
@@ -69,14 +72,36 @@ export function resumeTenant(tenant_id: string, reason: string) {
   );
 }
 
-export function setBudget(tenant_id: string, tokens: number | null, period: string, etag: string) {
+/** In effect on every gateway once it is answered. */
+export function setBudget(tenant_id: string, rule: BudgetRule, etag: string) {
+  const { budget_id, scope, target, unit, limit, period } = rule;
   return body(
-    client.PUT("/api/v1/tenants/{tenant_id}/budget/", {
-      params: { path: { tenant_id } },
-      body: { tokens, period },
+    client.PUT("/api/v1/tenants/{tenant_id}/budgets/{budget_id}/", {
+      params: { path: { tenant_id, budget_id } },
+      body: { scope, target, unit, limit, period },
       headers: { ...idempotencyKey(), ...ifMatch(etag) },
     }),
   );
+}
+
+interface BudgetOrder {
+  tenantId: string;
+  budgetId: string;
+}
+
+function budgetCall({ tenantId, budgetId }: BudgetOrder) {
+  const path = { tenant_id: tenantId, budget_id: budgetId };
+  return { params: { path }, headers: idempotencyKey() };
+}
+
+export function removeBudget(order: BudgetOrder) {
+  const path = "/api/v1/tenants/{tenant_id}/budgets/{budget_id}/";
+  return body(client.DELETE(path, budgetCall(order)));
+}
+
+export function resetBudget(order: BudgetOrder, reason: string) {
+  const reset = { ...budgetCall(order), body: { reason } };
+  return body(client.POST("/api/v1/tenants/{tenant_id}/budgets/{budget_id}/reset/", reset));
 }
 
 /** The answer holds the secret, once; it is kept nowhere. */

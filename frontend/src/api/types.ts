@@ -17,6 +17,7 @@ export type Arm = Schemas["Arm"];
 export type Route = Schemas["Route"];
 export type RouteOrder = Schemas["RouteOrderRequest"];
 export type Tenant = Schemas["Tenant"];
+export type BudgetRule = Schemas["BudgetRule"];
 export type Budget = Schemas["Budget"];
 export type AuditEntry = Schemas["AuditEntry"];
 export type ApiKey = Schemas["Key"];
@@ -33,6 +34,8 @@ export type LogEvent = Schemas["Event"];
 export type RequestRecord = Schemas["Request"];
 export type Checkpoint = Schemas["Checkpoint"];
 export type Verification = Schemas["Verification"];
+export type Usage = Schemas["Usage"];
+export type Attempt = Schemas["Attempt"];
 export type Ticket = Schemas["Ticket"];
 
 export interface Page<T> {

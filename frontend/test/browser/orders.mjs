@@ -40,10 +40,8 @@ async function tenant(page) {
   expect(/^sk_[0-9a-f]{12}\./.test(shown), "the issued key's secret is not shown");
   await shot(page, "orders-secret");
   await press(secret, "I have stored it");
-  await press(page, "Set budget");
-  const budget = page.getByRole("dialog", { name: `Budget of ${TENANT}` });
-  await budget.getByRole("switch", { name: "Limit the tokens" }).click();
-  await filled(page, `Budget of ${TENANT}`, { Tokens: "50000" }, "Save budget");
+  await press(page, "Add budget");
+  await filled(page, `New budget of ${TENANT}`, { Limit: "50000" }, "Save budget");
   await page.getByText("50,000 tokens a month").waitFor();
   await press(page, "Actions for orders");
   await page.getByRole("menuitem", { name: "Rotate secret" }).click();
@@ -117,6 +115,16 @@ async function scaleAndRetire(page) {
   const title = `Scale ${MODEL}@v1`;
   await filled(page, title, { "Minimum replicas": "0" }, "Scale");
   await page.getByText("0 and 1", { exact: true }).waitFor();
+  await press(page.getByRole("dialog", { name: `${MODEL}@v1` }), "Set price");
+  const box = page.getByRole("dialog", { name: `Price of ${MODEL}@v1` });
+  await box.getByLabel(/^Prompt/).fill("0.15");
+  await filled(
+    page,
+    `Price of ${MODEL}@v1`,
+    { "Cached prompt": "0.075", Output: "0.60" },
+    "Set price",
+  );
+  await page.getByText("0.15 prompt · 0.075 cached · 0.6 output").waitFor();
   await shot(page, "orders-version");
   await press(page.getByRole("dialog", { name: `${MODEL}@v1` }), "Retire");
   await filled(page, `Retire ${MODEL}@v1`, { Reason: "orders" }, "Retire version");

@@ -21,6 +21,7 @@ const PAGES = [
   "Events",
   "Audit",
   "Requests",
+  "Usage",
   "Settings",
 ];
 const PHONE = { width: 390, height: 844 };

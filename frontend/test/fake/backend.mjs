@@ -4,7 +4,7 @@
  * `handle(request)` is the network boundary that the tests replace `fetch` with and that
  * `fakeserver.mjs` serves; `onEvent` tells of every event that a write appends.
  */
-import { model, newState, tenant, version } from "./data.mjs";
+import { budget, model, newState, T0, tenant, version } from "./data.mjs";
 
 const PASSWORD = "correct horse";
 const CSRF = "csrf-1";
@@ -89,7 +89,10 @@ export class FakeBackend {
       return ok({ next: null, previous: null, results: results.slice(0, Number(query.limit)) });
     }
     if (kind === "events") return this.page(this.events(query), query, "after");
+    if (kind === "requests" && sub === "attempts") return ok(attemptsOf(found()));
     if (kind === "requests" && id) return ok(found());
+    if (kind === "usage" && id === "check") return ok({ last: CHECK });
+    if (kind === "usage") return ok(usageOf(query));
     if (kind === "requests") return this.page(this.requests(query), query, "after");
     if (kind === "decisions" && id) return ok(found());
     if (kind === "decisions") return this.page(this.state.decisions, query, "before");
@@ -98,7 +101,7 @@ export class FakeBackend {
     }
     if (!id) return this.list(this.state[kind] ?? missing(kind));
     if (kind === "tenants" && sub === "keys") return this.list(this.state.keys[id] ?? []);
-    if (kind === "tenants" && sub === "budget") return this.tagged(budgetOf(found()), kind, id);
+    if (kind === "tenants" && sub === "budgets") return this.list(found().budgets.map(counted));
     return this.tagged(found(), kind, id);
   }
 
@@ -272,6 +275,7 @@ export class FakeBackend {
 
   changeTenant(row, order, keyId, body, action) {
     const keys = this.state.keys[row.tenant_id] ?? missing("order");
+    const others = () => row.budgets.filter((each) => each.budget_id !== keyId);
     switch (order) {
       case "PATCH":
         row.tier = body.tier;
@@ -282,9 +286,14 @@ export class FakeBackend {
       case "POST resume":
         row.suspended = false;
         return ["TenantResumed"];
-      case "PUT budget":
-        Object.assign(row, { budget_tokens: body.tokens, budget_period: body.period });
+      case "PUT budgets":
+        row.budgets = [...others(), budget(keyId, body)];
         return ["TenantBudgetSet"];
+      case "DELETE budgets":
+        row.budgets = others();
+        return ["TenantBudgetSet"];
+      case "POST budgets":
+        return ["TenantBudgetReset"];
       case "DELETE keys":
         keys.find((key) => key.key_id === keyId).revoked = true;
         return ["ApiKeyRevoked"];
@@ -327,6 +336,7 @@ export class FakeBackend {
       last_used_at: null,
       previous_valid_until: null,
       previous_last_used_at: null,
+      applies: row.budgets,
     });
     row.num_keys += 1;
     return ["ApiKeyIssued", { ...shown, secret: `sk_${key_id}.top-secret` }];
@@ -369,9 +379,46 @@ function byKey(keys, id) {
   return keys.find((each) => each.key_id === id) ?? missing("key");
 }
 
-function budgetOf({ budget_tokens, budget_period }) {
-  const spent = 1_284_310;
-  const reserved = 2_560;
-  const remaining = budget_tokens === null ? null : budget_tokens - spent - reserved;
-  return { tokens: budget_tokens, period: budget_period, spent, reserved, remaining };
+function attemptsOf({ node_id, replica_id, num_output_tokens, started_at, duration_ms }) {
+  const one = { choice: 0, replica_id, num_cached_tokens: 16, queue_ms: 3.5, started_at };
+  const lost = { attempt: 1, node_id: "n9", outcome: "error", error_code: "node_lost" };
+  const served = { attempt: 2, node_id, outcome: "ok", error_code: "" };
+  const results = [
+    { ...one, ...lost, num_output_tokens: 0, duration_ms: 12 },
+    { ...one, ...served, num_output_tokens, duration_ms },
+  ];
+  return { next: null, previous: null, results };
+}
+
+const CHECK = {
+  at: T0 + 3_000,
+  position: 12,
+  num_records: 12,
+  num_totals: 9,
+  num_differences: 0,
+  differences: [],
+  seconds: 0.042,
+};
+
+function usageOf({ group_by, since }) {
+  const sums = {
+    num_requests: 12,
+    num_failed: 0,
+    num_prompt_tokens: 1_450,
+    num_cached_tokens: 192,
+    num_output_tokens: 1_152,
+    price: "0.0009",
+  };
+  const names = { day: "2026-11-29", tenant: "acme", route: "chat", arm: "a" };
+  const group = Object.fromEntries(group_by.split(",").map((name) => [name, names[name] ?? "x"]));
+  const results = [{ ...sums, group }];
+  return { position: 12, behind: 0, since, until: null, count: 1, total: sums, results };
+}
+
+function counted(rule) {
+  const [spent, reserved] = [1_284_310, 2_560];
+  const remaining = Math.max(0, Number(rule.limit) - spent - reserved);
+  const figures = { spent, reserved, remaining, forgiven: 0 };
+  const texts = Object.entries(figures).map(([name, value]) => [name, String(value)]);
+  return { ...rule, ...Object.fromEntries(texts) };
 }

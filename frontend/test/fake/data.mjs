@@ -126,6 +126,11 @@ function models() {
   ];
 }
 
+export function budget(budget_id, part = {}) {
+  const rule = { scope: "tenant", target: "", unit: "tokens", period: "month" };
+  return { budget_id, ...rule, limit: "5000000", ...part };
+}
+
 function tenant(tenant_id, part = {}) {
   return {
     tenant_id,
@@ -133,8 +138,7 @@ function tenant(tenant_id, part = {}) {
     tier: "standard",
     suspended: false,
     suspended_reason: "",
-    budget_tokens: null,
-    budget_period: "month",
+    budgets: [],
     num_keys: 1,
     created_at: T0 + 30,
     ...part,
@@ -253,6 +257,7 @@ export function requestRecord(number, part = {}) {
     position: number,
     tenant_id: "acme",
     subject: "4f2a91c07d3e",
+    end_user: "",
     endpoint: "chat",
     requested_model: number % 3 === 0 ? "smollm2" : "chat",
     route: number % 3 === 0 ? "" : "chat",
@@ -332,7 +337,7 @@ export function newState() {
         updated_at: T0 + 90,
       },
     ],
-    tenants: [tenant("acme", { budget_tokens: 5_000_000 }), tenant("globex", { tier: "free" })],
+    tenants: [tenant("acme", { budgets: [budget("all")] }), tenant("globex", { tier: "free" })],
     keys: {
       acme: [
         {
@@ -352,6 +357,7 @@ export function newState() {
           last_used_at: T0 + 3000,
           previous_valid_until: null,
           previous_last_used_at: null,
+          applies: [budget("all"), budget("nightly")],
         },
       ],
       globex: [],

@@ -86,6 +86,7 @@ class RequestSerializer(serializers.Serializer[Any]):
     )
     tenant_id = serializers.CharField()
     subject = serializers.CharField(help_text="Key id, jwt:<sub> or user:<name>.")
+    end_user = serializers.CharField(help_text="The user that the request named, or empty.")
     endpoint = serializers.CharField()
     requested_model = serializers.CharField()
     route = serializers.CharField()
@@ -111,6 +112,22 @@ class RequestSerializer(serializers.Serializer[Any]):
     price_output = serializers.CharField(help_text="Likewise.")
     started_at = serializers.FloatField()
     finished_at = serializers.FloatField(allow_null=True)
+
+
+class AttemptSerializer(serializers.Serializer[Any]):
+    """One try of one choice of a request on one replica."""
+
+    choice = serializers.IntegerField()
+    attempt = serializers.IntegerField(help_text="From 1, of that choice.")
+    node_id = serializers.CharField()
+    replica_id = serializers.CharField()
+    outcome = serializers.ChoiceField(("ok", "cancelled", "error"))
+    error_code = serializers.CharField()
+    num_cached_tokens = serializers.IntegerField()
+    num_output_tokens = serializers.IntegerField()
+    queue_ms = serializers.FloatField(allow_null=True)
+    started_at = serializers.FloatField()
+    duration_ms = serializers.FloatField()
 
 
 class RequestQuery(Query):

@@ -4,11 +4,12 @@ from typing import Any
 
 from rest_framework import serializers
 
+from controlplane.domain.budget import PERIODS, UNITS
+from controlplane.domain.budget import SCOPES as SCOPES_OF_BUDGETS
 from controlplane.domain.policy import ALL_SCOPES, ROLES
 from controlplane.domain.tenant import TIERS
 from controlplane.entrypoints.rest.fields import (
     Choice,
-    Integer,
     Number,
     Order,
     Text,
@@ -16,7 +17,25 @@ from controlplane.entrypoints.rest.fields import (
 )
 from controlplane.entrypoints.rest.serializers.common import ListQuery, ReceiptSerializer
 
-PERIODS = ("day", "month", "total")
+
+class BudgetRuleSerializer(serializers.Serializer[Any]):
+    """Amounts are texts: tokens in digits, money as a decimal."""
+
+    budget_id = serializers.CharField()
+    scope = serializers.ChoiceField(SCOPES_OF_BUDGETS)
+    target = serializers.CharField(help_text="The key (a record's subject) or model; else empty.")
+    unit = serializers.ChoiceField(UNITS)
+    limit = serializers.CharField()
+    period = serializers.ChoiceField(PERIODS)
+
+
+class BudgetSerializer(BudgetRuleSerializer):
+    """``limit`` = ``spent`` + ``reserved`` + ``remaining``, unless it was lowered below the two."""
+
+    spent = serializers.CharField(help_text="By finished requests of this period.")
+    reserved = serializers.CharField(help_text="The most that running requests may still use.")
+    remaining = serializers.CharField()
+    forgiven = serializers.CharField(help_text="Spent before the reset, and not counted.")
 
 
 class TenantSerializer(serializers.Serializer[Any]):
@@ -25,8 +44,7 @@ class TenantSerializer(serializers.Serializer[Any]):
     tier = serializers.ChoiceField(TIERS)
     suspended = serializers.BooleanField()
     suspended_reason = serializers.CharField()
-    budget_tokens = serializers.IntegerField(allow_null=True)
-    budget_period = serializers.ChoiceField(PERIODS)
+    budgets = BudgetRuleSerializer(many=True)
     num_keys = serializers.IntegerField(help_text="Live ones.")
     created_at = serializers.FloatField()
 
@@ -48,17 +66,21 @@ class TenantQuery(ListQuery):
     tier = Choice(TIERS, required=False)
 
 
-class BudgetSerializer(serializers.Serializer[Any]):
-    tokens = serializers.IntegerField(allow_null=True, help_text="Null: no budget.")
-    period = serializers.ChoiceField(PERIODS)
-    spent = serializers.IntegerField(help_text="Tokens of finished requests this period.")
-    reserved = serializers.IntegerField(help_text="Tokens held for running requests.")
-    remaining = serializers.IntegerField(allow_null=True)
-
-
 class BudgetOrder(Order):
-    tokens = Integer(type_code="invalid_budget", allow_null=True)
+    """What is left out means: of the whole tenant, in tokens, each month."""
+
+    scope = Text(required=False, default="tenant")
+    target = Text(required=False, default="", allow_blank=True, max_length=255)
+    unit = Text(required=False, default="tokens")
+    limit = Text(max_length=40, help_text='Tokens like "1000000", or money like "12.50".')
     period = Text(required=False, default="month")
+
+
+class BudgetQuery(ListQuery):
+    """With ``subject`` or ``model``, only those that a request of the two would have to fit."""
+
+    subject = Text(required=False, max_length=255, help_text="Key id, jwt:<sub> or user:<name>.")
+    model = Text(required=False, max_length=63)
 
 
 class KeySerializer(serializers.Serializer[Any]):
@@ -82,6 +104,9 @@ class KeySerializer(serializers.Serializer[Any]):
         allow_null=True, help_text="Until when the secret before the newest is good; null: none."
     )
     previous_last_used_at = serializers.FloatField(allow_null=True)
+    applies = BudgetRuleSerializer(
+        many=True, help_text="The budgets its requests must fit, all of them."
+    )
 
 
 class KeyOrder(Order):

@@ -73,6 +73,15 @@ class InferenceRequest(ApiView):
         return Response(ledger_reading.inference_request(request_id, tenant_filter(request)))
 
 
+class Attempts(ApiView):
+    resource = "request"
+
+    @read("attempts_list", page_of(shapes.AttemptSerializer, counted=False))
+    def get(self, request: Request, request_id: str) -> Response:
+        rows = ledger_reading.attempts(request_id, tenant_filter(request))
+        return Response({"next": None, "previous": None, "results": rows})
+
+
 class AuditExport(ApiView):
     resource = "export"
 

@@ -10,9 +10,12 @@ from rest_framework.response import Response
 
 from controlplane.adapters.access import tokens
 from controlplane.domain import tenant
+from controlplane.domain.budget import Budget as BudgetRule
+from controlplane.domain.budget import parse_limit
 from controlplane.domain.ids import TenantId
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import reading, spending
 from controlplane.entrypoints.rest.documenting import page_of, read, write
+from controlplane.entrypoints.rest.fields import Order
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import tenants as shapes
 from controlplane.entrypoints.rest.views.base import ApiView, tenant_filter
@@ -80,21 +83,63 @@ class TenantResumption(ApiView):
         return perform(request, _write(tenant_id, command, body))
 
 
+class Budgets(ApiView):
+    resource = "budget"
+
+    @read("budgets_list", page_of(shapes.BudgetSerializer), shapes.BudgetQuery)
+    def get(self, request: Request, tenant_id: str) -> Response:
+        require_reach(principal_in(request), tenant_id)
+        return self.respond_page(
+            request,
+            shapes.BudgetQuery,
+            lambda source, query: spending.budgets(source, tenant_id, query, time.time()),
+        )
+
+
 class Budget(ApiView):
+    """A change is in effect on every gateway once the answer is there."""
+
     resource = "budget"
 
     @read("budgets_retrieve", shapes.BudgetSerializer)
-    def get(self, request: Request, tenant_id: str) -> Response:
+    def get(self, request: Request, tenant_id: str, budget_id: str) -> Response:
         require_reach(principal_in(request), tenant_id)
         return self.respond_one(
-            request, lambda source: reading.budget(source, tenant_id, time.time())
+            request, lambda source: spending.budget(source, tenant_id, budget_id, time.time())
         )
 
     @write("budgets_set", shapes.BudgetOrder)
-    def put(self, request: Request, tenant_id: str) -> HttpResponseBase:
+    def put(self, request: Request, tenant_id: str, budget_id: str) -> HttpResponseBase:
         body = body_of(request, shapes.BudgetOrder)
-        command = tenant.SetBudget(TenantId(tenant_id), body["tokens"], body["period"], time.time())
-        return perform(request, _write(tenant_id, command, body))
+        names = ("scope", "target", "unit", "period")
+        rule = {name: body[name] for name in names}
+        limit = parse_limit(body["unit"], body["limit"])
+        wanted = BudgetRule(budget_id=budget_id, limit=limit, **rule)
+        command = tenant.SetBudget(TenantId(tenant_id), wanted, time.time())
+        return _in_effect(perform(request, _write(tenant_id, command, body)))
+
+    @write("budgets_remove")
+    def delete(self, request: Request, tenant_id: str, budget_id: str) -> HttpResponseBase:
+        command = tenant.RemoveBudget(TenantId(tenant_id), budget_id, time.time())
+        return _in_effect(perform(request, _write(tenant_id, command)))
+
+
+class BudgetReset(ApiView):
+    resource = "budget"
+
+    @write("budgets_reset", Order)
+    def post(self, request: Request, tenant_id: str, budget_id: str) -> HttpResponseBase:
+        body = body_of(request, Order)
+        spent = spending.spent_now(tenant_id, budget_id, time.time())
+        command = tenant.ResetBudget(TenantId(tenant_id), budget_id, spent, time.time())
+        return _in_effect(perform(request, _write(tenant_id, command, body)))
+
+
+def _in_effect(response: HttpResponseBase) -> HttpResponseBase:
+    """The answer, once the ledger's next transaction, in whichever process, reads the change."""
+    if "X-Log-Position" in response:
+        reading.wait_for(int(response["X-Log-Position"]))
+    return response
 
 
 class Tickets(ApiView):

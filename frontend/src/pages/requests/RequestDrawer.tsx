@@ -2,9 +2,10 @@ import { Drawer } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 import { useCurrency } from "@/api/fleet";
-import { requestQuery } from "@/api/history";
-import type { RequestRecord } from "@/api/types";
+import { attemptsQuery, requestQuery } from "@/api/history";
+import type { Attempt, RequestRecord } from "@/api/types";
 import { Async } from "@/ui/Async";
+import { type Column, DataTable } from "@/ui/DataTable";
 import { Facts } from "@/ui/Facts";
 import { absolute, integer, millis, rate } from "@/ui/format";
 import { Id } from "@/ui/Id";
@@ -34,6 +35,7 @@ function RequestDetail({ request }: { request: RequestRecord }) {
     <>
       <Facts items={[...identity(request), ...usage(request), ...price(request, currency)]} />
       <Waterfall request={request} />
+      <Attempts requestId={request.request_id} />
     </>
   );
 }
@@ -51,6 +53,7 @@ function identity(request: RequestRecord): [string, ReactNode][] {
     ["Finish reason", request.finish_reason || "–"],
     ["Tenant", request.tenant_id],
     ["Subject", <Id key="subject" value={request.subject} />],
+    ["User", request.end_user || "–"],
     ["Endpoint", request.endpoint],
     ["Asked for", request.requested_model],
     ["Route / arm", armOf(request)],
@@ -88,6 +91,34 @@ function price(request: RequestRecord, currency: string): [string, ReactNode][] 
     ],
   ];
 }
+
+function Attempts({ requestId }: { requestId: string }) {
+  const attempts = useQuery(attemptsQuery(requestId));
+  const rows = attempts.data?.results;
+  if (rows?.length === 0) return null;
+  return (
+    <Section title="Attempts">
+      <Async query={attempts}>
+        <DataTable
+          label="Attempts"
+          columns={ATTEMPT_COLUMNS}
+          rows={rows}
+          rowKey={(row) => `${row.choice}.${row.attempt}`}
+        />
+      </Async>
+    </Section>
+  );
+}
+
+const ATTEMPT_COLUMNS: Column<Attempt>[] = [
+  { title: "Choice", cell: (row) => row.choice },
+  { title: "Attempt", cell: (row) => row.attempt },
+  { title: "Outcome", cell: (row) => <Status value={row.outcome} /> },
+  { title: "Why", cell: (row) => row.error_code || "–" },
+  { title: "Node", cell: (row) => row.node_id },
+  { title: "Output", right: true, cell: (row) => integer(row.num_output_tokens) },
+  { title: "Took", right: true, cell: (row) => millis(row.duration_ms) },
+];
 
 /** Queue, prefill and decode on one time axis; what the record lacks is not drawn. */
 function Waterfall({ request }: { request: RequestRecord }) {

@@ -1,6 +1,7 @@
 import {
   IconActivity,
   IconBox,
+  IconCoins,
   IconGitBranch,
   IconListDetails,
   IconMessage2Code,
@@ -21,6 +22,7 @@ export interface NavItem {
     | "/events"
     | "/audit"
     | "/requests"
+    | "/usage"
     | "/playground"
     | "/settings";
   label: string;
@@ -45,6 +47,7 @@ export const NAV: { title: string; items: NavItem[] }[] = [
       { to: "/events", label: "Events", about: "The log, live", icon: IconActivity },
       { to: "/audit", label: "Audit", about: "Who changed what", icon: IconReportSearch },
       { to: "/requests", label: "Requests", about: "The ledger", icon: IconListDetails },
+      { to: "/usage", label: "Usage", about: "Tokens and money", icon: IconCoins },
     ],
   },
   {

@@ -123,6 +123,11 @@ const columns: Column<ApiKey>[] = [
   { title: "Scopes", minor: true, cell: (key) => key.scopes.join(", ") },
   { title: "Models", minor: true, cell: (key) => key.models.join(", ") || "all" },
   {
+    title: "Budgets",
+    minor: true,
+    cell: (key) => key.applies.map((budget) => budget.budget_id).join(", ") || "none",
+  },
+  {
     title: "Last used",
     minor: true,
     cell: (key) => (key.last_used_at ? <Time at={key.last_used_at} /> : "never"),

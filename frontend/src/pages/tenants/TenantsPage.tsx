@@ -3,6 +3,7 @@ import { IconPlus } from "@tabler/icons-react";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
 import { useState } from "react";
+import { useCurrency } from "@/api/fleet";
 import { useMayWrite } from "@/api/session";
 import { createTenant, tenantsQuery } from "@/api/tenants";
 import type { Tenant } from "@/api/types";
@@ -10,11 +11,11 @@ import { Async } from "@/ui/Async";
 import { type Column, DataTable } from "@/ui/DataTable";
 import { Empty } from "@/ui/Empty";
 import { FormModal } from "@/ui/FormModal";
-import { integer } from "@/ui/format";
 import { Page } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
 import { Time } from "@/ui/Time";
+import { limitText } from "./budgets";
 
 const route = getRouteApi("/app/tenants");
 
@@ -33,7 +34,7 @@ export function TenantsPage() {
     </Button>
   );
   return (
-    <Page title="Tenants" sub="Who may call the models, with which keys and budget." actions={add}>
+    <Page title="Tenants" sub="Who may call the models, with which keys and budgets." actions={add}>
       <TenantList />
       <CreateTenantModal
         opened={create === true}
@@ -46,6 +47,7 @@ export function TenantsPage() {
 
 function TenantList() {
   const tenants = useQuery(tenantsQuery);
+  const currency = useCurrency();
   const navigate = route.useNavigate();
   return (
     <Async query={tenants}>
@@ -57,7 +59,7 @@ function TenantList() {
       ) : (
         <DataTable
           label="Tenants"
-          columns={COLUMNS}
+          columns={columns(currency)}
           rows={tenants.data}
           rowKey={(tenant) => tenant.tenant_id}
           onRowClick={({ tenant_id: id }) => navigate({ to: "/tenants/$id", params: { id } })}
@@ -67,12 +69,7 @@ function TenantList() {
   );
 }
 
-export function budgetText(tokens: number | null, period: string): string {
-  if (tokens === null) return "no limit";
-  return `${integer(tokens)} tokens ${period === "total" ? "in total" : `a ${period}`}`;
-}
-
-const COLUMNS: Column<Tenant>[] = [
+const columns = (currency: string): Column<Tenant>[] => [
   {
     title: "Tenant",
     cell: ({ tenant_id: id }) => (
@@ -87,9 +84,9 @@ const COLUMNS: Column<Tenant>[] = [
   },
   { title: "Tier", cell: (tenant) => tenant.tier },
   {
-    title: "Budget",
+    title: "Budgets",
     right: true,
-    cell: (tenant) => budgetText(tenant.budget_tokens, tenant.budget_period),
+    cell: (tenant) => tenant.budgets.map((one) => limitText(one, currency)).join(" · ") || "none",
   },
   { title: "Live keys", right: true, minor: true, cell: (tenant) => tenant.num_keys },
   { title: "Created", minor: true, cell: (tenant) => <Time at={tenant.created_at} /> },

@@ -1,0 +1,38 @@
+import { screen, within } from "@testing-library/react";
+import { expect, test } from "vitest";
+import { startOf } from "@/api/usage";
+import { choose, dialog, open } from "./harness";
+
+test("usage shows its groups, their total and that the totals were checked", async () => {
+  await open("/usage");
+  const table = await screen.findByRole("table", { name: "Usage" });
+  await within(table).findByText("2026-11-29");
+  within(table).getByText("Total");
+  expect(within(table).getAllByText("0.0009")).toHaveLength(2);
+  await screen.findByText("Every total equals the sum of its records");
+  screen.getByText(/9 totals of 12 records, up to record 12/);
+});
+
+test("another grouping is in the address and is asked for", async () => {
+  const { backend } = await open("/usage?days=30");
+  await choose("By", "arm", document.body);
+  await screen.findByText("chat / a");
+  expect(window.location.search).toContain("by=arm");
+  const call = backend.calls.findLast((each) => each.path === "/api/v1/usage/");
+  expect(call?.query.group_by).toBe("route,arm");
+  expect(call?.query.since).toBe(startOf(30, new Date()).toISOString());
+});
+
+test("the last N days are N days where the viewer is, today included", () => {
+  const now = new Date(2026, 2, 1, 23, 59);
+  expect(startOf(1, now)).toEqual(new Date(2026, 2, 1));
+  expect(startOf(7, now)).toEqual(new Date(2026, 1, 23));
+});
+
+test("a request shows each of its attempts", async () => {
+  await open(`/requests?open=req-${"c".padStart(32, "5ba1d")}`);
+  const box = await dialog("Request");
+  const table = await within(box).findByRole("table", { name: "Attempts" });
+  within(table).getByText("node_lost");
+  within(table).getByText("n9");
+});
