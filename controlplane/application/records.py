@@ -14,7 +14,8 @@ in ``tests/proof`` hold one record of each shape. Prices are picodollars (``doma
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from types import NoneType
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -108,22 +109,55 @@ def belongs(shape: str, log: str) -> bool:
     return shape in FIELDS and shape.startswith(_SHAPES[log])
 
 
+class _Kinds:
+    """Refuses a record whose fields are not of their kinds, at the cost of one look-up.
+
+    SQLite keeps whatever type it is given, and JSON writes bytes as text: the empty text and an
+    empty blob would share a leaf, and so would ``"YWJj"`` and the blob ``abc``.
+    """
+
+    _TYPES: ClassVar[dict[str, tuple[type, ...]]] = {
+        "int": (int,),
+        "float": (float,),
+        "float?": (float, NoneType),
+        "text": (str,),
+        "json": (bytes,),
+    }
+
+    def __init__(self, fields: tuple[Field, ...]) -> None:
+        self._fields = fields
+        self._good: set[tuple[type, ...]] = set()
+
+    def check(self, columns: Sequence[Any]) -> None:
+        """Raises TypeError naming the field."""
+        types = tuple(map(type, columns))
+        if types not in self._good:
+            for (name, kind), found in zip(self._fields, types, strict=True):
+                if found not in self._TYPES[kind]:
+                    raise TypeError(f"{name} is {found.__name__}, not {kind}")
+            self._good.add(types)
+
+
+_event_kinds = _Kinds(EVENT_FIELDS)
+
+
 def event_header(columns: Columns) -> bytes:
     """The first line of an event's record, without its newline."""
     return _encode(columns[:5] + columns[6:12])
 
 
 def event_leaf(columns: Columns) -> bytes:
-    """Leaf hash (32 bytes) of an event of shape ``event/1``."""
+    """Leaf hash (32 bytes) of an event of shape ``event/1``; TypeError as ``_Kinds`` has it."""
+    _event_kinds.check(columns)
     return sha256(b"\x00event/1\n%b\n%b" % (event_header(columns), columns[5])).digest()
 
 
 def request_leaf(shape: str) -> Callable[[Sequence[Any]], bytes]:
-    """What gives the leaf hash (32 bytes) of a request's columns of ``shape``."""
-    prefix, width = b"\x00" + shape.encode() + b"\n", len(fields_of(shape))
+    """What gives the leaf hash (32 bytes) of a request's columns of ``shape``; TypeError too."""
+    prefix, check = b"\x00" + shape.encode() + b"\n", _Kinds(fields_of(shape)).check
 
     def leaf(columns: Sequence[Any]) -> bytes:
-        assert len(columns) == width
+        check(columns)
         return sha256(prefix + _encode(columns)).digest()
 
     return leaf

@@ -45,6 +45,8 @@ def _other(value: Any, chance: random.Random) -> Any:
     if isinstance(value, bytes):
         at = chance.randrange(len(value))
         return value[:at] + bytes([value[at] ^ (1 << chance.randrange(8))]) + value[at + 1 :]
+    if isinstance(value, str) and chance.random() < 0.1:
+        return value.encode()  # SQLite keeps the type that it is given
     if isinstance(value, str):
         return chance.choice([value + "x", value[:-1] if value else " ", value.swapcase() + "."])
     return value + chance.choice((1, -1, 1000))
@@ -206,7 +208,7 @@ def _edit_line(folder: Path, chance: random.Random) -> Damage:
     name = chance.choice([name for name in record if name not in (ORDER, "row")])
     value = record[name]
     changed = {**value, "at": -1.0} if isinstance(value, dict) else _other(value, chance)
-    record[name] = changed
+    record[name] = 0 if isinstance(changed, bytes) else changed
     text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     lines[number] = text.encode() + b"\n"
     path.write_bytes(b"".join(lines))

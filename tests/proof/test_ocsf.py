@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.adapters.export.ocsf import Ocsf
 from controlplane.application.exports import RowMaker
-from controlplane.application.records import EVENTS, NEWEST, REQUESTS, names
+from controlplane.application.records import EVENTS, FIELDS, NEWEST, REQUESTS
 
 # What the schema of 1.6.0 calls required for this class, without profiles.
 REQUIRED = {
@@ -24,7 +24,8 @@ def event(kind: str, data: bytes = b"{}", address: str = "10.0.0.1") -> tuple[An
 
 
 def request(**changes: Any) -> tuple[Any, ...]:
-    values: dict[str, Any] = dict.fromkeys(names(NEWEST[REQUESTS]), 0)
+    empty = {"int": 0, "float": 0.0, "float?": None, "text": ""}
+    values: dict[str, Any] = {name: empty[kind] for name, kind in FIELDS[NEWEST[REQUESTS]]}
     texts = {
         "request_id": "req-9", "tenant_id": "acme", "subject": "key-1", "endpoint": "chat",
         "version_id": "m@v1", "outcome": "ok", "gateway": "gw-1", "at": 1_700_000_000.0,

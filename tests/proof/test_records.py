@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from controlplane.adapters.eventstore.models import Event
 from controlplane.adapters.ledger.models import InferenceRequest
 from controlplane.application.merkle import leaf_hash
@@ -45,6 +47,17 @@ def test_every_shape_is_written_as_it_always_was() -> None:
         record = record_bytes(shape, sample(shape))
         assert record == (GOLDEN / f"{shape.replace('/', '-')}.txt").read_bytes(), shape
         assert leaf_function(shape)(sample(shape)) == leaf_hash(record)
+
+
+def test_a_blob_never_passes_for_a_text() -> None:
+    """JSON writes bytes as text: an empty blob for an empty text must not give the same leaf."""
+    for shape in FIELDS:
+        columns = list(sample(shape))
+        at = [kind for _, kind in FIELDS[shape]].index("text")
+        for wrong in (b"", 7, None):
+            columns[at] = wrong
+            with pytest.raises(TypeError, match=names(shape)[at]):
+                leaf_function(shape)(tuple(columns))
 
 
 def test_every_stored_column_is_in_the_newest_shape() -> None:
