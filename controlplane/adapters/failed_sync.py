@@ -24,14 +24,24 @@ _FAILED_SYNCS = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 _failed = threading.Event()
 
 
-def is_failed_sync(error: BaseException) -> bool:
-    """Whether SQLite says that a file or folder could not be synced."""
-    return getattr(error, "sqlite_errorcode", 0) in _FAILED_SYNCS
+def is_failed_sync(error: BaseException | None) -> bool:
+    """Whether SQLite says, in ``error`` or a cause of it, that something could not be synced."""
+    while error is not None:
+        if getattr(error, "sqlite_errorcode", 0) in _FAILED_SYNCS:
+            return True
+        error = error.__cause__
+    return False
 
 
 def has_failed() -> bool:
     """Whether a sync has failed in this process, which is about to end."""
     return _failed.is_set()
+
+
+def leave_if_failed(error: BaseException) -> None:
+    """``leave`` if that is what ``error`` means."""
+    if is_failed_sync(error):
+        leave(error)
 
 
 def leave(error: BaseException) -> None:

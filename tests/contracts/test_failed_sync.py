@@ -28,6 +28,23 @@ for number in range(100):
         print("refused", error.code, flush=True)
 time.sleep(20)
 """
+ORM = """
+import django, time
+django.setup()
+from django.db import Error, connection
+from controlplane.adapters.failed_sync import has_failed, leave_if_failed
+from controlplane.adapters.ledger.models import SealingKey
+for number in range(100):
+    try:
+        if has_failed():
+            raise Error("ending")
+        SealingKey.objects.create(line=str(number), at=1.0)
+        print("acked", number + 1, flush=True)
+    except Error as error:
+        leave_if_failed(error)
+        print("refused", type(error).__name__, flush=True)
+time.sleep(20)
+"""
 LEDGER = """
 import asyncio, django
 django.setup()
@@ -58,7 +75,8 @@ def strace() -> str:
 
 
 @pytest.mark.parametrize(
-    ("program", "table"), [(EVENTS, "eventstore_event"), (LEDGER, "ledger_request")]
+    ("program", "table"),
+    [(EVENTS, "eventstore_event"), (LEDGER, "ledger_request"), (ORM, "ledger_sealing_key")],
 )
 def test_a_failed_sync_ends_the_process(
     strace: str, database: Path, tmp_path: Path, program: str, table: str

@@ -177,8 +177,7 @@ class Writer:
             return self._write_locked(session, take)
         except session.errors as error:
             self._forget()
-            if failed_sync.is_failed_sync(error):
-                failed_sync.leave(error)
+            failed_sync.leave_if_failed(error)
             told = session.told(error)
             self._recover(session, told)
             raise told from error

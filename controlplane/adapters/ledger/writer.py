@@ -107,8 +107,7 @@ class GroupWriter:
             for operation in batch:
                 self._commit([operation])
         except Exception as error:
-            if failed_sync.is_failed_sync(error):
-                failed_sync.leave(error)
+            failed_sync.leave_if_failed(error)
             self._drop_connection()
             for operation in batch:
                 operation.result = AuditUnavailable(f"{type(error).__name__}: {error}")

@@ -31,6 +31,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from controlplane.adapters.failed_sync import has_failed, leave_if_failed
 from controlplane.adapters.natsbus.connection import Bus, connect, ensure_buckets
 from controlplane.adapters.natsbus.publisher import DesiredPublisher
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
@@ -181,12 +182,13 @@ class Controller:
             await once()
             stats.last_error = ""
         except Exception as error:
+            leave_if_failed(error)
             stats.num_failures += 1
             text = f"{type(error).__name__}: {error}"
             if text != stats.last_error:
                 log.warning("round failed", loop=name, error=text)
             stats.last_error = text
-            if not isinstance(error, BusUnavailable):
+            if not isinstance(error, BusUnavailable) and not has_failed():
                 await self._on(name, self._reconnect_database)
         stats.num_rounds += 1
         stats.seconds += time.perf_counter() - began

@@ -15,6 +15,7 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 
 from controlplane.adapters.eventstore.connect import unavailable
+from controlplane.adapters.failed_sync import leave_if_failed
 from controlplane.application.ports import IntegrityError, StoreUnavailable
 from controlplane.application.strict_json import BadJson
 from controlplane.domain.errors import DomainError, VersionConflict
@@ -90,6 +91,7 @@ def problem_body(
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     """DRF's hook: any exception of a view becomes a problem; an unforeseen one a logged 500."""
+    leave_if_failed(error)
     request_id = getattr(context["request"], "request_id", "")
     status, code, detail, headers = _describe(error)
     errors = _field_errors(error)
