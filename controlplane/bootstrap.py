@@ -23,7 +23,7 @@ from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.private_files import kept_private
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.check import Checked, Copies, StoredLog, check_everything
-from controlplane.application.export_job import Source
+from controlplane.application.export_scan import Source
 from controlplane.application.exports import ExportError
 from controlplane.application.fleet import OnLoad
 from controlplane.application.handle import CommandHandler

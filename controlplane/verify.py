@@ -107,6 +107,7 @@ def _part(folder: Path, part: Part, form: Format, rows: "_Rows") -> None:
         try:
             for row in form.read(file):
                 rows.check(row, reached)
+            rows.flush()
         except (ValueError, UnknownShape) as error:
             raise rows.damaged("row", f"it cannot be read in {part.name}: {error}") from error
         if rows.number < reached:
@@ -144,20 +145,24 @@ class _Rows:
         self.manifest, self.number = manifest, 0
         self._maker, self._tree = RowMaker(manifest.log), Frontier()
         self._position, self._seen = manifest.filters.after, 0
+        self._whole, self._is_events = manifest.filters.whole, manifest.log == EVENTS
+        self._leaves: list[bytes] = []  # checked, and not in the trees yet
         start = manifest.start
         self._log: Frontier | None = None
         self._chain = b""
         if start is not None:
-            self._log = Frontier(start.size, map(bytes.fromhex, start.peaks))
+            peaks = map(bytes.fromhex, start.peaks)
+            self._log = Frontier(start.size, peaks) if start.size else self._tree
             self._chain = bytes.fromhex(start.chain)
         self._checkpoints = list(_checkpoints(manifest, keys, notes))[::-1]
+        self._until = self._room()
 
     def check(self, row: Row, reached: int) -> None:
         """One row; raises Damaged."""
         number, shape, position = row[:3]
         if number != self.number + 1 or self.number == reached:
             raise self._misplaced(row, reached)
-        if self.manifest.filters.whole and position != self._position + 1:
+        if self._whole and position != self._position + 1:
             raise self.damaged("position", f"missing: the next row has position {position}")
         if position <= self._position:
             raise self.damaged("position", "moved: it comes before the row in front of it", row)
@@ -165,18 +170,33 @@ class _Rows:
         leaf = self._maker.leaf(shape, columns)
         if leaf.hex() != row[-1]:
             raise self.damaged("leaf", "changed: its fields do not give its leaf", row)
-        if self.manifest.log == EVENTS:
+        if self._is_events:
             self._linked(row, columns)
         self.number, self._position = number, position
-        self._tree.append(leaf)
+        self._leaves.append(leaf)
+        if len(self._leaves) == self._until:
+            self.flush()
+
+    def flush(self) -> None:
+        """Put what was checked into the trees; raises Damaged at a checkpoint with another root."""
+        leaves, self._leaves = self._leaves, []
+        self._tree.extend(leaves)
         if self._log is not None:
-            self._log.append(leaf)
+            if self._log is not self._tree:
+                self._log.extend(leaves)
             self._sealed()
+        self._until = self._room()
+
+    def _room(self) -> int:
+        """Rows until the next checkpoint's size."""
+        if self._log is None or not self._checkpoints:
+            return 2**62
+        return self._checkpoints[-1].size - self._log.size
 
     def _linked(self, row: Row, columns: Row) -> None:
         stored = row[-2]
         if not self._chain:
-            if stored is not None and not self.manifest.filters.whole:
+            if stored is not None and not self._whole:
                 raise self.damaged("chain", "changed: it has a hash, in an export with gaps", row)
             return
         self._chain = link(self._chain, columns)

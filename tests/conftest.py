@@ -11,10 +11,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.databases import pointed_at
 
 _DATA_DIR = Path(tempfile.mkdtemp(prefix="engine-tests-"))
 os.environ["ENGINE_DATA_DIR"] = str(_DATA_DIR)
@@ -53,22 +54,6 @@ def django_db_setup(django_db_setup: None, django_db_blocker) -> None:  # type: 
         cursor.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
         for (name,) in cursor.fetchall():
             cursor.execute(f"DROP TRIGGER {name}")
-
-
-@contextmanager
-def pointed_at(path: Path) -> Iterator[None]:
-    """Django's default database is the SQLite file at ``path`` for this thread and later ones."""
-    from django.db import connections
-
-    wrapper = connections["default"]
-    before = wrapper.settings_dict["NAME"]
-    wrapper.close()
-    wrapper.settings_dict["NAME"] = str(path)
-    try:
-        yield
-    finally:
-        wrapper.close()
-        wrapper.settings_dict["NAME"] = before
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ from typing import Protocol
 import msgspec
 
 from controlplane.application.checkpoint import Checkpoint
-from controlplane.application.export_job import ExportJob, Source
+from controlplane.application.export_job import ExportJob
+from controlplane.application.export_scan import Source
 from controlplane.application.exports import (
     MANIFEST,
     Destination,

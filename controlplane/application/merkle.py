@@ -50,17 +50,17 @@ class Frontier:
         if len(self.peaks) != size.bit_count() or any(len(peak) != 32 for peak in self.peaks):
             raise ValueError(f"a tree of {size} leaves has {size.bit_count()} peaks of 32 bytes")
 
-    def append(self, leaf: bytes) -> None:
-        peaks, size = self.peaks, self.size
-        while size & 1:
-            leaf = sha256(b"\x01" + peaks.pop() + leaf).digest()
-            size >>= 1
-        peaks.append(leaf)
-        self.size += 1
-
     def extend(self, leaves: Iterable[bytes]) -> None:
+        """Append them; each new leaf merges with the complete subtrees of its own width."""
+        peaks, size = self.peaks, self.size
         for leaf in leaves:
-            self.append(leaf)
+            width = size
+            while width & 1:
+                leaf = sha256(b"\x01" + peaks.pop() + leaf).digest()
+                width >>= 1
+            peaks.append(leaf)
+            size += 1
+        self.size = size
 
     def root(self) -> bytes:
         """Of the tree so far; SHA-256 of nothing if it is empty."""

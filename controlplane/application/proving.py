@@ -18,12 +18,11 @@ from typing import Any
 
 from controlplane.application.chain import GENESIS, link
 from controlplane.application.checkpoint import Checkpoint
-from controlplane.application.merkle import Frontier
 from controlplane.application.notes import NoteError, PublicKey, note_hash, parse_note
 from controlplane.application.ports import Head
 from controlplane.application.records import EVENTS, belongs, leaf_function, record_id
 from controlplane.application.seal import Sealed
-from controlplane.application.tiles import HASH_BYTES, WIDTH, ReadTile, Tile, grow
+from controlplane.application.tiles import HASH_BYTES, WIDTH, ReadTile, Tile, TiledTree
 
 
 @dataclass(frozen=True)
@@ -119,21 +118,12 @@ class NoteChain:
 class LogProof:
     """One log, fed in order: a checkpoint with its records, and at last what is not sealed yet.
 
-    ``read_tile`` gives the stored tree, which tells which record of a segment is wrong; without it
-    (an export has none) the segment is named. ``start``: the tree and the chain's value to go on
-    from, for a log that is looked at from its middle.
+    ``read_tile`` gives the stored tree, which tells which record of a segment is wrong.
     """
 
-    def __init__(
-        self,
-        log: str,
-        read_tile: ReadTile | None = None,
-        start: Frontier | None = None,
-        chain: Head = GENESIS,
-    ) -> None:
-        self.log, self.tree = log, start or Frontier()
-        self._read_tile, self._chain = read_tile, chain
-        self._partial: dict[Tile, bytes] = {}
+    def __init__(self, log: str, read_tile: ReadTile) -> None:
+        self.log, self.tree = log, TiledTree()
+        self._read_tile, self._chain = read_tile, GENESIS
 
     def segment(self, checkpoint: Checkpoint, rows: Iterable[Any]) -> int:
         """Records up to the checkpoint; raises Damaged. How many there were."""
@@ -149,8 +139,7 @@ class LogProof:
     def sealed(self, checkpoint: Checkpoint, leaves: Sequence[bytes]) -> None:
         """Leaves up to the checkpoint, which must give its root; raises Damaged."""
         first = self.tree.size
-        tiles = self._grow(first, leaves)
-        self.tree.extend(leaves)
+        tiles = self.tree.extend(leaves)
         if self.tree.root() != checkpoint.root:
             raise self._named_by_tile(tiles, first, checkpoint)
         if self._chain.hash != checkpoint.chain and self.log == EVENTS:
@@ -173,7 +162,7 @@ class LogProof:
 
     def end(self) -> None:
         """The last, partly filled tiles too are those of the records; raises Damaged."""
-        for place, content in sorted(self._partial.items()):
+        for place, content in sorted(self.tree.partial().items()):
             self._compare(place, content)
 
     def _leaves(self, shape: str, rows: Iterable[Any], upto: int) -> Iterator[bytes]:
@@ -204,21 +193,12 @@ class LogProof:
         detail = f"missing: the next one stored is {columns[0]} ({self._id(columns)})"
         return self._damaged(position, "", "position", detail)
 
-    def _grow(self, size: int, leaves: Sequence[bytes]) -> dict[Tile, bytes]:
-        if self._read_tile is None:
-            return {}
-        changed = grow(lambda *tile: self._partial.get(tile, b""), size, leaves)
-        self._partial |= {place: content for place, content in changed.items()}
-        return changed
-
     def _compare_full(self, tiles: dict[Tile, bytes]) -> None:
         for place, content in sorted(tiles.items()):
             if len(content) == WIDTH * HASH_BYTES:
                 self._compare(place, content)
-                del self._partial[place]
 
     def _compare(self, place: Tile, content: bytes) -> None:
-        assert self._read_tile is not None
         at = _first_difference(content, self._read_tile(*place))
         if at is not None:
             level, index = place
@@ -230,7 +210,7 @@ class LogProof:
         self, tiles: dict[Tile, bytes], first: int, checkpoint: Checkpoint
     ) -> Damaged:
         for (level, index), content in sorted(tiles.items()):
-            if level == 0 and self._read_tile is not None:
+            if level == 0:
                 stored = self._read_tile(level, index)[: len(content)]
                 at = _first_difference(content, stored)
                 if at is not None and index * WIDTH + at >= first:

@@ -11,9 +11,9 @@ An inclusion proof among them reads at most three tiles a level. A full tile nev
 the last one of a level is replaced by a longer one. After Go's tlog, whose tiles these are.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from controlplane.application.merkle import ProofError, node_hash
+from controlplane.application.merkle import Frontier, ProofError, node_hash
 
 HEIGHT = 8
 WIDTH = 1 << HEIGHT
@@ -23,8 +23,52 @@ Tile = tuple[int, int]  # (level, index)
 ReadTile = Callable[[int, int], bytes]  # empty if there is no such tile
 
 
-def grow(read: ReadTile, size: int, leaves: Iterable[bytes]) -> dict[Tile, bytes]:
-    """The new content of every tile that changes when ``leaves`` follow the first ``size``."""
+class TiledTree:
+    """A tree that grows, with its tiles: each leaf is hashed once for both.
+
+    Above full tiles stands a frontier over their roots, beside it one over the last tile's leaves;
+    the peaks of both, one after the other, are those of the whole tree.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._partial: dict[Tile, bytes] = {}
+        self._full, self._last = Frontier(), Frontier()
+
+    def extend(self, leaves: Sequence[bytes]) -> dict[Tile, bytes]:
+        """The new content of every tile that changes."""
+        size = self.size
+        changed = grow(lambda *tile: self._partial.get(tile, b""), size, leaves, self._full.extend)
+        self._partial = {
+            place: content
+            for place, content in {**self._partial, **changed}.items()
+            if len(content) < WIDTH * HASH_BYTES
+        }
+        self.size = size + len(leaves)
+        if size // WIDTH != self.size // WIDTH:  # a tile was filled: what follows is a new one's
+            self._last = Frontier()
+        missing = self.size % WIDTH - self._last.size
+        self._last.extend(leaves[len(leaves) - missing :])
+        return changed
+
+    def root(self) -> bytes:
+        return Frontier(self.size, [*self._full.peaks, *self._last.peaks]).root()
+
+    def partial(self) -> dict[Tile, bytes]:
+        """The tiles that are not full, by place."""
+        return dict(self._partial)
+
+
+def grow(
+    read: ReadTile,
+    size: int,
+    leaves: Iterable[bytes],
+    on_full: Callable[[list[bytes]], None] = lambda roots: None,
+) -> dict[Tile, bytes]:
+    """The new content of every tile that changes when ``leaves`` follow the first ``size``.
+
+    ``on_full`` gets the roots of the leaves' tiles that become full.
+    """
     changed: dict[Tile, bytes] = {}
     fresh, level = b"".join(leaves), 0
     while fresh:
@@ -39,6 +83,8 @@ def grow(read: ReadTile, size: int, leaves: Iterable[bytes]) -> dict[Tile, bytes
             index += 1
             if len(content) == WIDTH * HASH_BYTES:
                 roots.append(_fold(content, HEIGHT))
+        if level == 0:
+            on_full(roots)
         fresh, size, level = b"".join(roots), size >> HEIGHT, level + 1
     return changed
 

@@ -14,7 +14,7 @@ from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import usage_findings
 from controlplane.application.archive import Archived, archive, archive_mark
 from controlplane.application.check import check_everything
-from controlplane.application.export_job import Source
+from controlplane.application.export_scan import Source
 from controlplane.application.merkle import inclusion_proof, leaf_hash, proves_inclusion
 from controlplane.application.notes import Signer
 from controlplane.application.proving import Damaged

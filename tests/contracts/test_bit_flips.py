@@ -15,8 +15,8 @@ from controlplane.adapters.eventstore.store import DjangoEventStore
 from controlplane.application.ports import IntegrityError, StoreUnavailable
 from controlplane.application.project import LogFollower
 from controlplane.domain.event_types import UnknownEvent
-from tests.conftest import pointed_at
 from tests.contracts.stores import append
+from tests.databases import pointed_at
 from tests.projections.history import random_history
 
 FLIPS = 1_000

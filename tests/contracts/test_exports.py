@@ -17,7 +17,8 @@ from controlplane.adapters.clock import ManualClock
 from controlplane.adapters.export.destinations import Bucket, Endpoint, Folder, destination_of
 from controlplane.adapters.export.formats import FORMATS, format_of
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
-from controlplane.application.export_job import ExportJob, FileExport, Source
+from controlplane.application.export_job import ExportJob, FileExport
+from controlplane.application.export_scan import Source
 from controlplane.application.exports import MANIFEST, Destination, ExportError, Filters
 from controlplane.application.notes import NoteError, Signer
 from controlplane.application.ports import IntegrityError

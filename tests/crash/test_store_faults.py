@@ -18,9 +18,9 @@ from controlplane import bootstrap
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.application.ports import AuditUnavailable
 from controlplane.entrypoints.rest import reading
-from tests.conftest import pointed_at
 from tests.contracts.test_ledger import an_end, an_intent
 from tests.crash import images
+from tests.databases import pointed_at
 from tests.rest.conftest import PASSWORD, Api, login
 
 MEGABYTES = 8

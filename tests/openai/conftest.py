@@ -13,7 +13,7 @@ from django.conf import settings
 from controlplane.domain import model
 from controlplane.domain.model import Access, ChangeAccess, VersionSpec
 from tests.access.issuer import CONFIG, Issuer
-from tests.conftest import pointed_at
+from tests.databases import pointed_at
 from tests.openai.idlers import Idlers
 from tests.openai.stack import GIB, Stack
 

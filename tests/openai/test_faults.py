@@ -15,7 +15,7 @@ import httpx
 import pytest
 from django.conf import settings
 
-from tests.conftest import pointed_at
+from tests.databases import pointed_at
 from tests.openai.conftest import FAST, SLOW
 from tests.openai.ledger import attempts_of, record_of, requests_of
 from tests.openai.stack import Stack, until

@@ -12,14 +12,15 @@ from controlplane.adapters.export.formats import FORMATS, format_of
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import file_findings, usage_findings
 from controlplane.application.check import Checked, check_everything
-from controlplane.application.export_job import ExportJob, Source
+from controlplane.application.export_job import ExportJob
+from controlplane.application.export_scan import Source
 from controlplane.application.exports import Filters
 from controlplane.application.notes import Signer
 from controlplane.application.ports import StoreUnavailable
 from controlplane.application.proving import Damaged, Finding
 from controlplane.application.seal import EventRecords, Sealer
 from controlplane.verify import verify_export
-from tests.conftest import pointed_at
+from tests.databases import pointed_at
 from tests.proof.filling import fill_events, fill_ledger
 
 SIGNER = Signer("test", bytes(range(32)))

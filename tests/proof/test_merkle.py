@@ -76,6 +76,18 @@ def test_a_tree_grown_in_any_steps_is_stored_the_same() -> None:
     assert len(at_once[2, 0]) == 32
 
 
+def test_a_tiled_tree_has_the_same_root_and_tiles() -> None:
+    """After every step of any size, also those that end with a tile or pass several."""
+    hashes, chance = leaves(3_000), random.Random(3)
+    tree, kept = tiles.TiledTree(), {}
+    while tree.size < 3_000:
+        step = chance.choice((1, 7, 255, 256, 300, 256 - tree.size % 256))
+        kept |= tree.extend(hashes[tree.size : tree.size + step])
+        assert tree.root() == root_of(hashes[: tree.size])
+    assert kept == stored(hashes, [3_000])
+    assert tree.partial() == {at: one for at, one in kept.items() if len(one) < 256 * 32}
+
+
 def test_every_proof_of_small_trees_holds_and_no_other_does() -> None:
     hashes = leaves(40)
     kept = stored(hashes, [40])
