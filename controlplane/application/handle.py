@@ -35,6 +35,7 @@ from controlplane.application.ports import (
 from controlplane.domain.audit import REFUSALS, CommandRefused, asked_of
 from controlplane.domain.decider import Decider, Event, fold
 from controlplane.domain.errors import Conflict, DomainError, VersionConflict
+from controlplane.domain.redaction import redacted, redacted_all
 
 _MAX_ATTEMPTS = 256
 
@@ -171,9 +172,13 @@ class CommandHandler:
     def _record_refusal(self, order: _Order, error: DomainError) -> None:
         if order.dry_run:
             return
-        name, asked = type(order.command).__name__, asked_of(order.command)
         refused = CommandRefused(
-            name, order.stream, error.code, error.message, self._clock.now(), asked
+            type(order.command).__name__,
+            redacted(order.stream),
+            error.code,
+            redacted(error.message),
+            self._clock.now(),
+            redacted_all(asked_of(order.command)),
         )
         self._store.append(Append(REFUSALS, None, [refused], order.meta))
         error.recorded = True

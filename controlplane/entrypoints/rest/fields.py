@@ -11,6 +11,8 @@ from typing import Any
 from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail, ValidationError
 
+from controlplane.domain.redaction import redacted
+
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,9})?", re.ASCII)
 MAX_POSITION = 2**63 - 1
@@ -32,6 +34,13 @@ class Text(serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         return super().to_internal_value(_of_type(data, str, "a string", "invalid_type"))
+
+
+class Reason(Text):
+    """Why somebody does something, without the secrets that people paste into such a field."""
+
+    def to_internal_value(self, data: Any) -> str:
+        return redacted(super().to_internal_value(data))
 
 
 class Choice(serializers.ChoiceField):
@@ -95,7 +104,15 @@ class Body(serializers.Serializer[Any]):
 class Order(Body):
     """A body that changes something; ``reason`` is kept in the event for the audit."""
 
-    reason = Text(required=False, max_length=500, allow_blank=True, help_text="Kept in the audit.")
+    reason = Reason(
+        required=False, max_length=500, allow_blank=True, help_text="Kept in the audit."
+    )
+
+
+class ReasonOrder(Order):
+    """An order that says no more than why; empty if it does not."""
+
+    reason = Reason(required=False, max_length=500, allow_blank=True, default="")
 
 
 class Query(Body):

@@ -1396,6 +1396,11 @@ export interface components {
          * @enum {string}
          */
         QuantizationEnum: "none" | "bf16" | "int8" | "int8-weight-only" | "awq-int4";
+        /** @description An order that says no more than why; empty if it does not. */
+        ReasonOrderRequest: {
+            /** @default  */
+            reason: string;
+        };
         /**
          * @description What a write did. ``position`` is in ``X-Log-Position``; read with ``?min_position=`` of it.
          *
@@ -1647,11 +1652,6 @@ export interface components {
         Stopped: {
             assignment: components["schemas"]["Assignment"];
             code: string;
-            reason: string;
-        };
-        /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
-        SuspendOrderRequest: {
-            /** @default  */
             reason: string;
         };
         Tenant: {
@@ -2978,7 +2978,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["SuspendOrderRequest"];
+                "application/json": components["schemas"]["ReasonOrderRequest"];
             };
         };
         responses: {
@@ -3021,7 +3021,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["SuspendOrderRequest"];
+                "application/json": components["schemas"]["ReasonOrderRequest"];
             };
         };
         responses: {
@@ -4150,7 +4150,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["SuspendOrderRequest"];
+                "application/json": components["schemas"]["ReasonOrderRequest"];
             };
         };
         responses: {
@@ -4193,7 +4193,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["SuspendOrderRequest"];
+                "application/json": components["schemas"]["ReasonOrderRequest"];
             };
         };
         responses: {
@@ -4236,7 +4236,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["SuspendOrderRequest"];
+                "application/json": components["schemas"]["ReasonOrderRequest"];
             };
         };
         responses: {

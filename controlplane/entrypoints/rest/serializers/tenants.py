@@ -58,10 +58,6 @@ class TenantChange(Order):
     tier = Text()
 
 
-class SuspendOrder(Order):
-    reason = Text(required=False, max_length=500, allow_blank=True, default="")
-
-
 class TenantQuery(ListQuery):
     tier = Choice(TIERS, required=False)
 

@@ -10,8 +10,8 @@ from controlplane.domain import node
 from controlplane.domain.ids import NodeId
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.documenting import page_of, read, write
+from controlplane.entrypoints.rest.fields import ReasonOrder
 from controlplane.entrypoints.rest.serializers import fleet as shapes
-from controlplane.entrypoints.rest.serializers.tenants import SuspendOrder
 from controlplane.entrypoints.rest.views.base import ApiView, page_link
 from controlplane.entrypoints.rest.writing import Write, body_of, perform, query_of
 
@@ -35,9 +35,9 @@ class Node(ApiView):
 class NodeDrain(ApiView):
     resource = "node"
 
-    @write("nodes_drain", SuspendOrder)
+    @write("nodes_drain", ReasonOrder)
     def post(self, request: Request, node_id: str) -> HttpResponseBase:
-        reason = body_of(request, SuspendOrder)["reason"]
+        reason = body_of(request, ReasonOrder)["reason"]
         command = node.DrainNode(NodeId(node_id), reason, time.time())
         return perform(request, Write(node.DECIDER, node_id, command, reason))
 
@@ -45,9 +45,9 @@ class NodeDrain(ApiView):
 class NodeUndrain(ApiView):
     resource = "node"
 
-    @write("nodes_undrain", SuspendOrder)
+    @write("nodes_undrain", ReasonOrder)
     def post(self, request: Request, node_id: str) -> HttpResponseBase:
-        reason = body_of(request, SuspendOrder)["reason"]
+        reason = body_of(request, ReasonOrder)["reason"]
         command = node.UndrainNode(NodeId(node_id), time.time())
         return perform(request, Write(node.DECIDER, node_id, command, reason))
 

@@ -14,7 +14,7 @@ from controlplane.domain.ids import KeyId, TenantId
 from controlplane.domain.policy import may_grant
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.documenting import page_of, read, write
-from controlplane.entrypoints.rest.fields import Order
+from controlplane.entrypoints.rest.fields import Order, ReasonOrder
 from controlplane.entrypoints.rest.identity import tenant_state
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import tenants as shapes
@@ -97,10 +97,10 @@ class KeyRotation(ApiView):
 class KeySuspension(ApiView):
     resource = "key"
 
-    @write("keys_suspend", shapes.SuspendOrder)
+    @write("keys_suspend", ReasonOrder)
     def post(self, request: Request, tenant_id: str, key_id: str) -> HttpResponseBase:
         require_reach(principal_in(request), tenant_id)
-        body = body_of(request, shapes.SuspendOrder)
+        body = body_of(request, ReasonOrder)
         reason, now = body["reason"], time.time()
         command = tenant.SuspendApiKey(TenantId(tenant_id), KeyId(key_id), reason, now)
         return perform(request, Write(tenant.DECIDER, tenant_id, command, reason))

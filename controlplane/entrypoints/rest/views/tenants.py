@@ -15,7 +15,7 @@ from controlplane.domain.budget import parse_limit
 from controlplane.domain.ids import TenantId
 from controlplane.entrypoints.rest import reading, spending
 from controlplane.entrypoints.rest.documenting import page_of, read, write
-from controlplane.entrypoints.rest.fields import Order
+from controlplane.entrypoints.rest.fields import Order, ReasonOrder
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import tenants as shapes
 from controlplane.entrypoints.rest.views.base import ApiView, tenant_filter
@@ -66,9 +66,9 @@ class Tenant(ApiView):
 class TenantSuspension(ApiView):
     resource = "tenant"
 
-    @write("tenants_suspend", shapes.SuspendOrder)
+    @write("tenants_suspend", ReasonOrder)
     def post(self, request: Request, tenant_id: str) -> HttpResponseBase:
-        body = body_of(request, shapes.SuspendOrder)
+        body = body_of(request, ReasonOrder)
         command = tenant.SuspendTenant(TenantId(tenant_id), body["reason"], time.time())
         return perform(request, _write(tenant_id, command, body))
 
@@ -76,9 +76,9 @@ class TenantSuspension(ApiView):
 class TenantResumption(ApiView):
     resource = "tenant"
 
-    @write("tenants_resume", shapes.SuspendOrder)
+    @write("tenants_resume", ReasonOrder)
     def post(self, request: Request, tenant_id: str) -> HttpResponseBase:
-        body = body_of(request, shapes.SuspendOrder)
+        body = body_of(request, ReasonOrder)
         command = tenant.ResumeTenant(TenantId(tenant_id), time.time())
         return perform(request, _write(tenant_id, command, body))
 
