@@ -32,7 +32,7 @@ from controlplane.application.ports import (
     KeyUsed,
     StoredResponse,
 )
-from controlplane.domain.audit import REFUSALS, CommandRefused, asked_of
+from controlplane.domain.audit import REFUSALS, CommandRefused, asked_of, redacted
 from controlplane.domain.decider import Decider, Event, fold
 from controlplane.domain.errors import Conflict, DomainError, VersionConflict
 
@@ -173,7 +173,12 @@ class CommandHandler:
             return
         name, asked = type(order.command).__name__, asked_of(order.command)
         refused = CommandRefused(
-            name, order.stream, error.code, error.message, self._clock.now(), asked
+            name,
+            redacted(order.stream),
+            error.code,
+            redacted(error.message),
+            self._clock.now(),
+            asked,
         )
         self._store.append(Append(REFUSALS, None, [refused], order.meta))
         error.recorded = True

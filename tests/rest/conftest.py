@@ -9,7 +9,7 @@ from django.test import Client
 
 from controlplane import bootstrap
 from controlplane.adapters.access import tokens, users
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import auditing, reading
 
 PASSWORD = "correct horse battery staple"
 
@@ -53,6 +53,7 @@ JSON = "application/json"
 def installation(database: Path) -> Iterator[None]:
     """An empty database of this test alone, and no read model of the last test's log."""
     reading._projector.cache_clear()
+    auditing._brake = auditing.Brake()
     yield
     bootstrap.event_store().close()
 

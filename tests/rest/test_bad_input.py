@@ -285,7 +285,8 @@ def test_a_catalog_file_with_one_mistake_changes_nothing(api: Api) -> None:
     ):  # fmt: skip
         answer = api.call("post", "apply/", raw=text, content_type="application/yaml")
         assert problem(answer) == code, (text, answer.content)
-    assert api.get("status/").json()["head"] == head
+    since = api.get(f"events/?after={head}").json()["results"]
+    assert {event["type"] for event in since} == {"CommandRefused"}
 
 
 def test_unknown_addresses_and_methods_are_problems_too(api: Api) -> None:

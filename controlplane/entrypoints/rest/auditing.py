@@ -14,10 +14,16 @@ from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 
 from controlplane import bootstrap
-from controlplane.adapters.access import tokens
 from controlplane.adapters.access.users import role_of
 from controlplane.application.ports import Append, EventMeta
-from controlplane.domain.audit import ACCESS, REFUSALS, CommandRefused, DashboardUserSaved, SignedIn
+from controlplane.domain.audit import (
+    ACCESS,
+    REFUSALS,
+    CommandRefused,
+    DashboardUserSaved,
+    SignedIn,
+    redacted,
+)
 from controlplane.domain.policy import Principal
 from controlplane.entrypoints.rest.problems import said
 
@@ -73,7 +79,7 @@ def refuse(meta: EventMeta, command: str, target: str, code: str, detail: str) -
 
 
 def _kept(text: str) -> str:
-    return tokens.redacted(text)[:MAX_TEXT]
+    return redacted(text)[:MAX_TEXT]
 
 
 def user_saved(meta: EventMeta, username: str, role: str, tenant_id: str) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail, ValidationError
 
+from controlplane.domain.audit import redacted
+
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,9})?", re.ASCII)
 MAX_POSITION = 2**63 - 1
@@ -32,6 +34,16 @@ class Text(serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         return super().to_internal_value(_of_type(data, str, "a string", "invalid_type"))
+
+
+class Reason(Text):
+    """Why somebody wants it, for the audit; a key or token pasted into it is not kept."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_length=500, required=False, **options)
+
+    def to_internal_value(self, data: Any) -> str:
+        return redacted(super().to_internal_value(data))
 
 
 class Choice(serializers.ChoiceField):
@@ -95,7 +107,7 @@ class Body(serializers.Serializer[Any]):
 class Order(Body):
     """A body that changes something; ``reason`` is kept in the event for the audit."""
 
-    reason = Text(required=False, max_length=500, allow_blank=True, help_text="Kept in the audit.")
+    reason = Reason(allow_blank=True, help_text="Kept in the audit.")
 
 
 class Query(Body):

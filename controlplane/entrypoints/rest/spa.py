@@ -26,7 +26,7 @@ or point <code>ENGINE_FRONTEND_DIR</code> at a built one.</p>
 @require_safe
 def index(request: HttpRequest, path: str = "") -> HttpResponseBase:
     """The dashboard's page; it reads the rest of the address itself."""
-    if path.startswith(("api/", "ws/", "v1/", "static/", "assets/")):
+    if path.startswith(("api/", "ws/", "v1/", "sso/", "static/", "assets/")):
         return not_found(request)
     page = Path(settings.FRONTEND_DIR) / "index.html"
     if not page.is_file():

@@ -12,6 +12,7 @@ from controlplane.entrypoints.rest.fields import (
     Choice,
     Number,
     Order,
+    Reason,
     Text,
     Texts,
 )
@@ -59,7 +60,7 @@ class TenantChange(Order):
 
 
 class SuspendOrder(Order):
-    reason = Text(required=False, max_length=500, allow_blank=True, default="")
+    reason = Reason(allow_blank=True, default="")
 
 
 class TenantQuery(ListQuery):
