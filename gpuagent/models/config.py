@@ -18,7 +18,8 @@ from gpuagent.models.errors import LoadError
 MAX_CONFIG_BYTES = 1 << 20
 MAX_WEIGHTS_BYTES = 1 << 42
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-QUANTIZED_BYTES = {"int8": 1.0 + 4 / 32, "int8-weight-only": 1.0 + 4 / 32, "awq-int4": 0.5 + 8 / 32}
+QUANTIZED_BYTES = {"int8": 1.0, "int8-weight-only": 1.0, "awq-int4": 0.5}
+SCALE_BYTES = {"int8": 4, "int8-weight-only": 4, "awq-int4": 8}  # of one group
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
 # Largest accepted value of each size; the smallest is 1.
@@ -88,7 +89,8 @@ class ModelConfig:
         return self.num_layers * (layer + 3 * self.hidden_size * self.intermediate_size)
 
     def weights_bytes(self, dtype: str, quantization: str = "none") -> int:
-        """Bytes of the weights when loaded; scales are counted per 32 inputs."""
+        """Bytes of the weights when loaded, with a scale (and AWQ's zero) for each group of 32
+        inputs or the checkpoint's."""
         width, embedding = DTYPE_BYTES[dtype], self.vocab_size * self.hidden_size
         if quantization == "none":
             return self.num_parameters * width
@@ -97,7 +99,8 @@ class ModelConfig:
         if quantization != "awq-int4":  # the head is int8 too, beside the embedding
             quantised += embedding
             rest -= 0 if self.tie_embeddings else embedding
-        return int(quantised * QUANTIZED_BYTES[quantization]) + rest * width
+        each = QUANTIZED_BYTES[quantization] + SCALE_BYTES[quantization] / (self.awq_group or 32)
+        return int(quantised * each) + rest * width
 
 
 def estimate_memory(

@@ -1,17 +1,21 @@
 """How a replica's memory is divided, and what of a version a node refuses."""
 
+import dataclasses
+
 import pytest
 
 from gpuagent.agent.backends import torch as backend
 from gpuagent.agent.backends.base import LoadedModel, LoadError
 from gpuagent.agent.backends.memory import BLOCK_SIZE, MAX_DEFAULT_SWAP_BYTES, divide
 from gpuagent.agent.ipc import WorkerConfig
+from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.precision import of_dtype, precision
 from gpuagent.models.config import estimate_memory, read_config
 from gpuagent.models.errors import LoadError as ModelError
 from gpuagent.wire.messages import Device, ReplicaSpec
 from tests.agent.harness import GIB, spec
 from tests.engine.tiny_model import wide_tiny_model
+from tests.models.awq_export import export
 
 MIB = 1 << 20
 CONFIG = read_config(wide_tiny_model())
@@ -77,12 +81,24 @@ def test_a_draft_models_weights_and_cache_are_inside_the_budget():
         divide(short, CONFIG, formats, LENGTH, CONFIG)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int8-weight-only"])
 def test_the_estimate_of_weights_is_what_is_loaded(quantization):
     """Up to 15 %: padding, tables and scales are small, and differ from format to format."""
     loaded = load(replica(quantization=quantization))
     measured = loaded.engine.stats().weights_bytes
     assert CONFIG.weights_bytes("float32", quantization) == pytest.approx(measured, rel=0.15)
+
+
+def test_the_estimate_of_an_awq_checkpoint_follows_its_groups(tmp_path):
+    folder = export(wide_tiny_model(), tmp_path / "awq", 32)
+    measured = TorchEngine.load(folder, num_blocks=4, quantization="awq-int4").stats().weights_bytes
+    config = read_config(folder)
+    assert config.weights_bytes("float32", "awq-int4") == pytest.approx(measured, rel=0.2)
+    coarse = dataclasses.replace(config, awq_group=128)
+    saved = config.weights_bytes("float32", "awq-int4") - coarse.weights_bytes(
+        "float32", "awq-int4"
+    )
+    assert saved == config.num_matrix_parameters * 8 * (1 / 32 - 1 / 128)
 
 
 # --- what a node refuses ------------------------------------------------------------------------
