@@ -34,10 +34,18 @@ def num_shared(pid: int) -> int:
     return maps + sum("memfd:engine-kv" in str(link) for link in links)
 
 
+def metric(agent: Agent, text: str) -> float:
+    lines = agent.get("/metrics")[1].splitlines()
+    return float(next(line for line in lines if text in line).split()[-1])
+
+
 def handed_over(agent: Agent) -> float:
-    text = agent.get("/metrics")[1]
-    line = next(li for li in text.splitlines() if 'kind="handed_over"' in li)
-    return float(line.split()[-1])
+    return metric(agent, 'kind="handed_over"')
+
+
+def num_accepted(agent: Agent) -> float:
+    """Unfinished generations that the agent has taken."""
+    return sum(metric(agent, f"engine:num_requests_{each}{{") for each in ("running", "waiting"))
 
 
 async def test_streams_are_those_of_one_worker(plane: Control, start_agent: StartAgent) -> None:
@@ -105,7 +113,8 @@ async def test_the_death_of_either_worker_is_typed_and_both_begin_anew(
     decoding = await plane.generate("n1", 2000)
     await plane.started(decoding, 5)
     prompt = tuple(i % 250 for i in range(3000))
-    prefilling = await plane.generate("n1", 5, prompt_token_ids=prompt)
+    prefilling = await plane.generate("n1", 500, prompt_token_ids=prompt)
+    await eventually(lambda: num_accepted(agent) == 2)
     old = agent.workers()
     assert all(num_shared(each.pid) for each in old) and not num_shared(agent.pid)
     worker(agent, role).kill()
