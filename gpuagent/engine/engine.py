@@ -24,7 +24,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from tokenizers import Tokenizer
@@ -207,6 +207,13 @@ class TorchEngine:
             engine.draft = make_executor(small, sizes, formats.of_draft(), device)
         engine._speculator = make_speculator(kind, engine._row, engine.draft, scheduling)
         return engine
+
+    def emptied(self, **scheduling: Any) -> Self:
+        """An engine over the same weights and pool with nothing in it and no speculation, with
+        other values of SchedulerConfig. Only one of the two may have work."""
+        config = replace(self._scheduler.config, **scheduling)
+        eos = tuple(self._eos)
+        return type(self)(self.executor, self._model, self._tokenizer, config, eos)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected."""

@@ -21,7 +21,8 @@ Example, base 10 ms and 2 ms a guess, acceptance 0.8:
 
 k = 0 is taken unless another is `MARGIN` better. While it is off, guesses that cost nothing
 (n-gram lookup) are still compared with the tokens that come, so acceptance stays known; one
-step in `PROBE_EVERY` guesses anyway, because the cost of a guess can only be seen in a step.
+step in `PROBE_EVERY` guesses anyway, because the cost of a guess can only be seen in a step, but
+for `MAX_PROBED` requests alone: guesses for all of 16 make that step twice as long.
 
 `NgramProposer` looks the last tokens up in what the request has already: prompt and output.
 Example, with (7, 8) seen before in ... 7 8 9 4 ... and the request now ending in 7 8, it
@@ -37,6 +38,8 @@ MAX_DRAFTS = 8
 MARGIN = 1.1
 PROBE_EVERY = 256
 PROBE_DRAFTS = 2
+MAX_PROBED = 2  # requests of a step
+ACCEPTANCE_STEPS = 64  # k is chosen once per step for all with about the same acceptance
 PRIOR = 0.5
 MEMORY = 0.9  # weight of the past for each compared token
 NGRAMS = (4, 3, 2)
@@ -68,15 +71,19 @@ class Speculation:
     _overall: float = PRIOR
     _costs: dict[int, LinearCost] = field(default_factory=dict)
     _num_steps: int = 0
+    _num_probed: int = 0  # in this step
+    _chosen: dict[tuple[int, int], int] = field(default_factory=dict)  # for this step
 
     def num_drafts(self, request_id: str, batch: int) -> int:
         """How many tokens to guess for a request among `batch` decoding ones."""
         cost = self._costs.get(_bucket(batch))
-        if cost is None or cost.per_extra == 0.0:
-            return PROBE_DRAFTS
-        if self._num_steps % PROBE_EVERY == 0:
-            return PROBE_DRAFTS
-        return self._best(self._acceptance.get(request_id, self._overall), cost, batch)
+        if cost is None or cost.per_extra == 0.0 or self._num_steps % PROBE_EVERY == 0:
+            self._num_probed += 1
+            return PROBE_DRAFTS if self._num_probed <= MAX_PROBED else 0
+        step = round(self._acceptance.get(request_id, self._overall) * ACCEPTANCE_STEPS)
+        if (batch, step) not in self._chosen:
+            self._chosen[batch, step] = self._best(step / ACCEPTANCE_STEPS, cost, batch)
+        return self._chosen[batch, step]
 
     def acceptance(self, request_id: str) -> float:
         """The estimated chance that a guess for this request is right."""
@@ -85,6 +92,8 @@ class Speculation:
     def observe_step(self, batch: int, num_drafts: int, seconds: float) -> None:
         """Learn what a step in which all decode has cost, the making of guesses included."""
         self._num_steps += 1
+        self._num_probed = 0
+        self._chosen.clear()
         self._costs.setdefault(_bucket(batch), LinearCost()).observe(num_drafts, seconds)
 
     def observe_guess(self, request_id: str, drafts: Sequence[int], came: Sequence[int]) -> None:
