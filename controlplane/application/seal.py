@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from controlplane.application.chain import GENESIS, follow_columns
 from controlplane.application.checkpoint import Checkpoint, parse_checkpoint
+from controlplane.application.failpoints import passing
 from controlplane.application.merkle import Frontier
 from controlplane.application.notes import Signer, note_hash, parse_note, sign
 from controlplane.application.ports import Clock, EventStore, Head
@@ -133,6 +134,7 @@ class Sealer:
         for records in logs:
             made += sum(1 for _ in self._seal_log(records, at_once=now))
             self._copies.bring_up(records.log, self._store)
+            passing("seal.copied")
         return made
 
     def _seal_log(self, records: Records, at_once: bool) -> Iterator[Sealed]:
@@ -171,7 +173,10 @@ class Sealer:
         )
         sealed = Sealed.read(sign(checkpoint.text, self._signers))
         keys = [signer.public.line for signer in self._signers]
-        return sealed if self._store.add(sealed, tiles, keys) else None
+        passing("seal.signed")
+        added = self._store.add(sealed, tiles, keys)
+        passing("seal.stored")
+        return sealed if added else None
 
 
 class SealingRefused(Exception):

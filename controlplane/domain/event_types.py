@@ -64,7 +64,7 @@ def decode(name: str, version: int, data: bytes) -> Event:
     """The event in today's shape; raises UnknownEvent for a type or version of the future."""
     decoder = _decoders.get(name)
     newest = SCHEMA_VERSIONS.get(name, 1)
-    if decoder is None or version > newest:
+    if decoder is None or not 1 <= version <= newest:
         raise UnknownEvent(f"{name} version {version}")
     if version < newest:
         data = _encoder.encode(lift(name, version, newest, msgspec.json.decode(data)))

@@ -18,6 +18,7 @@ from controlplane.adapters.ledger.models import (
 )
 from controlplane.application.check import Checked
 from controlplane.application.checkpoint import Checkpoint
+from controlplane.application.failpoints import passing
 from controlplane.application.ports import Head, IntegrityError
 from controlplane.application.records import NEWEST, REQUESTS, leaf_function, names
 from controlplane.application.seal import Sealed
@@ -117,6 +118,7 @@ class DjangoSealStore:
         try:
             with transaction.atomic(using=self._alias):
                 self._insert(one, sealed.note)
+                passing("seal.inserted")
                 SealingKey.objects.using(self._alias).bulk_create(
                     [SealingKey(line=key, at=one.at) for key in keys], ignore_conflicts=True
                 )
