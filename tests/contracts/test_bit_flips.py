@@ -54,15 +54,19 @@ def test_a_flipped_bit_of_a_row_is_found_where_it_is(database: Path) -> None:
     raw.execute("PRAGMA synchronous=OFF")
     raw.execute("DROP TRIGGER eventstore_event_no_update")
     choose = random.Random(26)
-    for _ in range(FLIPS):
+    num_found = 0
+    while num_found < FLIPS:
         column, position = choose.choice(COLUMNS), choose.randint(1, EVENTS)
         query = f"SELECT {column} FROM eventstore_event WHERE position = ?"
         (value,) = raw.execute(query, (position,)).fetchone()
         spoilt = flipped(value, choose) if value != "" else ""
-        if spoilt in ("", None) or spoilt != spoilt:
-            continue  # no bit, or a NaN, which the column refuses
-        put(raw, column, position, value, spoilt)
-        check(store, position, column)
+        try:
+            put(raw, column, position, value, spoilt)
+        except sqlite3.IntegrityError:
+            continue  # the database itself refuses a NaN, and a stream's version twice
+        if spoilt != value:
+            check(store, position, column)
+            num_found += 1
         put(raw, column, spoilt if column == "position" else position, value, value)
     assert store.verify().position == EVENTS + 2
     raw.close()

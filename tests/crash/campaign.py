@@ -34,7 +34,7 @@ from typing import Any
 LONGEST_RUN_S = 60.0
 # How often a plan passes a failpoint at most, by its family: the n of name:n is drawn below it.
 PASSINGS = {"handle": 20, "append": 25, "project": 6, "publish": 5, "ledger": 12, "admit": 6,
-            "settle": 6, "reap": 2}  # fmt: skip
+            "settle": 6, "reap": 2, "seal": 3}  # fmt: skip
 ONLY_SQLITE = {"append.events", "append.keys"}
 
 
@@ -312,7 +312,8 @@ def report(asked: Any, tally: Tally, points: list[str], seconds: float) -> None:
         f" {tally.num_killed.total()} victims, {tally.num_recoveries_killed} recoveries and"
         f" {tally.num_buses_killed} nats-servers killed, {tally.num_bystanders} bystanders;"
         f" acknowledged {acknowledged['done']} commands, {acknowledged['admitted']} admissions,"
-        f" {acknowledged['ended']} settlements, {acknowledged['told']} deliveries"
+        f" {acknowledged['ended']} settlements, {acknowledged['told']} deliveries,"
+        f" {acknowledged['sealed']} sealings"
     )
     print(f"violations: {len(tally.violations)}")
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from controlplane.domain import model, node, route, tenant
+from controlplane.domain import api_key, model, node, route, tenant
 from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Command, Decider
 from controlplane.domain.ids import KeyId, NodeId, TenantId, VersionId
+from controlplane.domain.money import Price
 
 TENANTS = ("acme", "umbrella", "initech")
 BUDGETS = {"acme": (3_000, "day"), "umbrella": (5_000, "total"), "initech": None}
@@ -85,6 +86,10 @@ def _tenant(make: Callable[[random.Random, TenantId, float], Command]) -> Kind:
     return lambda choose, at: make(choose, TenantId(choose.choice(TENANTS)), at)
 
 
+def _key(make: Callable[[TenantId, KeyId, float], Command]) -> Kind:
+    return _tenant(lambda choose, who, at: make(who, KeyId(f"{choose.randint(0, 5):012x}"), at))
+
+
 def _model(make: Callable[[random.Random, str, float], Command]) -> Kind:
     return lambda choose, at: make(choose, choose.choice(MODELS), at)
 
@@ -119,14 +124,11 @@ KINDS: tuple[Kind, ...] = (
     _tenant(lambda choose, who, at: tenant.SetBudget(who, _other(choose.choice([0, 9])), at)),
     _tenant(lambda choose, who, at: tenant.ResetBudget(who, "other", 5, at)),
     _tenant(lambda choose, who, at: tenant.RemoveBudget(who, "other", at)),
-    _tenant(
-        lambda choose, who, at: tenant.IssueApiKey(
-            who, KeyId(f"{choose.randint(0, 3):012x}"), "k", "wxyz", ("inference",), None, at
-        )
-    ),
-    _tenant(
-        lambda choose, who, at: tenant.RevokeApiKey(who, KeyId(f"{choose.randint(0, 3):012x}"), at)
-    ),
+    _key(lambda who, key, at: api_key.IssueApiKey(who, key, "k", "x", ("inference",), None, at)),
+    _key(lambda who, key, at: api_key.RotateApiKey(who, key, "5ec2e7", "wxyz", at + 60, at)),
+    _key(lambda who, key, at: api_key.SuspendApiKey(who, key, "leak", at)),
+    _key(lambda who, key, at: api_key.ResumeApiKey(who, key, at)),
+    _key(lambda who, key, at: api_key.RevokeApiKey(who, key, at)),
     _model(lambda choose, name, at: model.RegisterModel(name, at)),
     _model(lambda choose, name, at: model.AddVersion(name, _spec(choose.choice(VERSIONS)), at)),
     _model(
@@ -141,6 +143,11 @@ KINDS: tuple[Kind, ...] = (
     _model(
         lambda choose, name, at: model.ChangeAccess(
             name, model.Access(choose.random() < 0.5, ("acme",)), at
+        )
+    ),
+    _model(
+        lambda choose, name, at: model.SetModelPrice(
+            name, choose.choice(VERSIONS), Price(choose.randint(1, 9), 1, 2), at
         )
     ),
     lambda choose, at: route.CreateRoute("chat", _arms(choose), True, at),

@@ -18,11 +18,14 @@ from django.db import connections
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
 from controlplane.adapters.ledger.reaper import Reaper
+from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
+from controlplane.adapters.ledger.soundness import usage_findings
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.adapters.natsbus.connection import Bus, connect, ensure_buckets
 from controlplane.adapters.natsbus.translate import desired_to_wire
 from controlplane.adapters.readmodel.models import Tenant
 from controlplane.adapters.readmodel.projector import Projector
+from controlplane.application.check import check_everything
 from controlplane.application.fleet import FleetLoads
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
@@ -34,17 +37,27 @@ from controlplane.application.ports import (
 )
 from controlplane.application.project import LogFollower
 from controlplane.application.publish import Publisher, desired_nodes
+from controlplane.application.seal import EventRecords
 from controlplane.domain.audit import CommandRefused
 from controlplane.domain.budget import day_of
 from controlplane.domain.errors import DomainError
-from controlplane.domain.money import FREE
 from controlplane.domain.placement import PlacementDecided
 from gpuagent.wire import subjects
 from gpuagent.wire.codec import decode
 from gpuagent.wire.messages import DesiredState
 from tests.crash.commands import BUDGETS, Order
 from tests.crash.places import Journal, Place, read_journal
-from tests.crash.workload import ACTOR, STREAM, JournalledStates, send, terminal
+from tests.crash.workload import (
+    ACTOR,
+    PRICE,
+    STREAM,
+    JournalledStates,
+    copies_of,
+    sealer_of,
+    send,
+    signer_of,
+    terminal,
+)
 
 Found = Iterator[str]
 BATCH = 1_000
@@ -135,6 +148,7 @@ class Recovery:
             *asyncio.run(self._requests()),
             *self._request_records(),
             *self._read_model(),
+            *self._sealed(),
             *(asyncio.run(self._bus()) if self.with_bus else ()),
             *self._chain(),
         ]
@@ -262,7 +276,7 @@ class Recovery:
             latency_class="standard",
             num_prompt_tokens=asked,
             max_output_tokens=0,
-            price=FREE,
+            price=PRICE,
             at=self.place.at,
             gateway=f"gw-recovery-{os.getpid()}",
         )
@@ -314,6 +328,21 @@ class Recovery:
         rebuilt = projector.rebuild()
         if (reached, rebuilt.position) != (head, head) or rebuilt.live != rebuilt.rebuilt:
             yield f"read model at {reached}, head {head}, {rebuilt}"
+        connections.close_all()
+
+    def _sealed(self) -> Found:
+        """Seals go on from where they were left, and all that is stored and copied bears them."""
+        logs = (EventRecords(self.store), RequestRecords())
+        sealer_of(self.place).step(logs, now=True)
+        checked = check_everything(
+            logs,
+            DjangoSealStore(),
+            [signer_of(self.place).public],
+            {"the file beside the journal": copies_of(self.place).notes},
+            also=[usage_findings],
+        )
+        if checked.finding is not None:
+            yield f"the seals find {checked.finding}"
         connections.close_all()
 
     async def _bus(self) -> list[str]:
@@ -373,11 +402,13 @@ _REQUESTS = (
     "SELECT request_id, outcome, num_prompt_tokens, num_output_tokens, position FROM ledger_request"
 )
 _SUMMED = """
-SELECT tenant_id, day, COUNT(*), SUM(num_prompt_tokens), SUM(num_output_tokens)
+SELECT tenant_id, day, COUNT(*), SUM(num_prompt_tokens), SUM(num_output_tokens),
+    SUM(price), SUM(num_prompt_tokens * price_input + num_output_tokens * price_output)
 FROM ledger_request WHERE outcome <> '' GROUP BY tenant_id, day
 """
 _USAGE = """
-SELECT tenant_id, day, num_requests, num_prompt_tokens, num_output_tokens
+SELECT tenant_id, day, num_requests, num_prompt_tokens, num_output_tokens,
+    price_milli * 1000000000 + price_pico, price_milli * 1000000000 + price_pico
 FROM ledger_usage WHERE scope = 'tenant'
 """
 
@@ -391,7 +422,7 @@ def _positions(rows: list[Any]) -> Found:
 
 
 def _usage() -> Found:
-    """What is billed is the sum of the records."""
+    """What is billed is the sum of the records, and each record its tokens at their price."""
     summed = {tuple(row[:3]): tuple(map(int, row[3:])) for row in _query(_SUMMED)}
     billed = {tuple(row[:3]): tuple(map(int, row[3:])) for row in _query(_USAGE)}
     if summed != billed:

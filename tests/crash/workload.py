@@ -15,17 +15,21 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from controlplane.adapters.checkpoint_file import CheckpointFiles
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
 from controlplane.adapters.ledger.reaper import Reaper
+from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.adapters.natsbus.connection import Bus, connect, ensure_buckets
 from controlplane.adapters.natsbus.publisher import DesiredPublisher
+from controlplane.adapters.private_files import kept_private
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.fleet import FleetLoads, NodeLoad, NodeReport, ReplicaReport
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler, Handled
 from controlplane.application.ingest import Ingest
+from controlplane.application.notes import Signer
 from controlplane.application.ports import (
     CONTROLLER_LEASE,
     BudgetExceeded,
@@ -37,24 +41,26 @@ from controlplane.application.ports import (
 from controlplane.application.project import LogFollower
 from controlplane.application.publish import Publisher
 from controlplane.application.reconcile import Reconciler
+from controlplane.application.seal import EventRecords, Sealer
 from controlplane.application.settle import Settler
 from controlplane.domain.errors import DomainError
-from controlplane.domain.money import FREE
+from controlplane.domain.money import Price
 from gpuagent.wire import subjects
 from tests.crash.commands import BUDGETS, DEVICES, Order, num_scene, orders
 from tests.crash.places import Journal, Place
 
 ACTOR = "user:ada"
+PRICE = Price(150_000, 75_000, 600_000)
 STREAM = f"KV_{subjects.DESIRED_BUCKET}"
 # The steps during which the failpoints of a family are passed, by the family's name.
 FAMILIES = {
     "handle": "commands", "append": "commands", "lease": "round", "project": "project",
     "rebuild": "rebuild", "publish": "round", "ledger": "admit", "settle": "settle",
-    "admit": "admit", "reap": "beat",
+    "admit": "admit", "reap": "beat", "seal": "seal",
 }  # fmt: skip
 WEIGHTS = {
     "commands": 10, "round": 6, "project": 5, "rebuild": 1, "admit": 8, "settle": 8,
-    "progress": 4, "beat": 2,
+    "progress": 4, "beat": 2, "seal": 2,
 }  # fmt: skip
 NUM_NODES = 2
 
@@ -97,6 +103,20 @@ def send(handler: CommandHandler, order: Order) -> Handled:
         idempotency=Idempotency(order.key, order.body_hash),
         response=lambda done: (200, f"{order.key} {len(done.events)} {done.version}".encode()),
     )
+
+
+def sealer_of(place: Place) -> Sealer:
+    """With the run's own key; the copies are where the faults of its store do not reach."""
+    return Sealer("crash", DjangoSealStore(), [signer_of(place)], SystemClock(), copies_of(place))
+
+
+def signer_of(place: Place) -> Signer:
+    path = place.journal.with_name("sealing_key")
+    return Signer.parse(kept_private(path, lambda: Signer.generate("crash").line))
+
+
+def copies_of(place: Place) -> CheckpointFiles:
+    return CheckpointFiles(place.journal.with_name("checkpoints"))
 
 
 class Worker:
@@ -209,7 +229,7 @@ class Worker:
             latency_class="standard",
             num_prompt_tokens=choose.randint(1, 100),
             max_output_tokens=choose.randint(1, 300),
-            price=FREE,
+            price=PRICE,
             at=self.place.at,
             gateway=gateway,
         )
@@ -252,6 +272,12 @@ class Worker:
         rebuilt = await self._in_database(self.projector.rebuild)
         assert rebuilt.live in ("", rebuilt.rebuilt), rebuilt
         self.journal.note("rebuilt", position=rebuilt.position)
+
+    async def _seal(self, choose: random.Random) -> None:
+        sealer = sealer_of(self.place)
+        logs = (EventRecords(self.store), RequestRecords())
+        made = await self._in_database(lambda: sealer.step(logs, now=True))
+        self.journal.note("sealed", made=made)
 
     async def _round(self, choose: random.Random) -> None:
         assert self.control is not None
