@@ -32,10 +32,9 @@ from controlplane.application.ports import (
     KeyUsed,
     StoredResponse,
 )
-from controlplane.domain.audit import REFUSALS, CommandRefused, asked_of
+from controlplane.domain.audit import REFUSALS, CommandRefused, asked_of, redacted
 from controlplane.domain.decider import Decider, Event, fold
 from controlplane.domain.errors import Conflict, DomainError, VersionConflict
-from controlplane.domain.redaction import redacted, redacted_all
 
 _MAX_ATTEMPTS = 256
 
@@ -178,7 +177,7 @@ class CommandHandler:
             error.code,
             redacted(error.message),
             self._clock.now(),
-            redacted_all(asked_of(order.command)),
+            asked_of(order.command),
         )
         self._store.append(Append(REFUSALS, None, [refused], order.meta))
         error.recorded = True

@@ -5,6 +5,7 @@ given a login, and who used one. Stream ``limits``: when rates were not shared b
 password, token or key is ever in any of them.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -67,11 +68,26 @@ class LimitsShared(Event, frozen=True, tag_field="type", tag="LimitsShared"):
 AuditEvent = CommandRefused | DashboardUserSaved | SignedIn | LimitsUnshared | LimitsShared
 
 
+_SECRET = re.compile(
+    r"sk_[0-9a-f]{12}\.[A-Za-z0-9_-]{8,}|tkt_[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*\.?[A-Za-z0-9_-]*"
+)
+
+
+def redacted(text: str) -> str:
+    """``text`` without keys, tickets and JWTs, which people paste where they do not belong."""
+    return _SECRET.sub("[secret]", text)
+
+
 def asked_of(command: Command) -> dict[str, Any]:
     """The command's fields as they are kept; ``now`` says nothing."""
     fields = msgspec.to_builtins(command)
     fields.pop("now", None)
-    return fields if len(msgspec.json.encode(fields)) <= MAX_ASKED_BYTES else {}
+    text = msgspec.json.encode(fields)
+    if len(text) > MAX_ASKED_BYTES:
+        return {}
+    kept: dict[str, Any] = msgspec.json.decode(redacted(text.decode()))
+    return kept
 
 
 _CAUSE = "undo:"

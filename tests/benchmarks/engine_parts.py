@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from gpuagent.engine.batch import Work
 from gpuagent.engine.engine import TorchEngine
+from gpuagent.engine.scheduler import Policy
 from tests.benchmarks.engine_runs import Prompt, request, tokens
 from tests.engine.real_model import real_model
 
@@ -59,11 +60,13 @@ def decode_steps(quantization: str) -> dict[str, float]:
     The kernels' parts are processor time of the calling thread, waiting for the other included;
     `idle` is what remains of the call's wall time: the processor was somebody else's.
     """
-    engine, rng, found = load(quantization, max_num_seqs=32, num_blocks=640), random.Random(0), {}
+    sizes = {"max_num_seqs": max(BATCHES), "num_blocks": 640}  # prompts first: all decode at once
+    engine = load(quantization, policy=Policy.PREFILL_FIRST, target_itl_seconds=None, **sizes)
+    rng, found = random.Random(0), {}
     watch = Stopwatch(engine)
     for batch in BATCHES:
         for i in range(batch):
-            engine.add(request(f"{batch}-{i}", tokens(rng, CONTEXT), batch + NUM_STEPS))
+            engine.add(request(f"{batch}-{i}", tokens(rng, CONTEXT), NUM_STEPS))
         rows = []
         while engine.has_work():
             before = engine.stats().num_decode_tokens, _now(engine, watch)

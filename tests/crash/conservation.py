@@ -358,10 +358,8 @@ def _violation(one: Seen, outcome: str, billed: int, most: int) -> Iterator[str]
 
 def _totals(fleet: Fleet) -> Iterator[str]:
     tokens = "SUM(num_prompt_tokens), SUM(num_output_tokens)"
-    usage = fleet.query(
-        f"SELECT tenant_id, SUM(num_requests), {tokens} FROM ledger_usage "
-        "WHERE scope = 'tenant' GROUP BY 1"
-    )
+    billed = f"SELECT tenant_id, SUM(num_requests), {tokens} FROM ledger_usage"
+    usage = fleet.query(f"{billed} WHERE scope = 'tenant' GROUP BY 1")
     records = fleet.query(f"SELECT tenant_id, COUNT(*), {tokens} FROM ledger_request GROUP BY 1")
     if sorted(usage) != sorted(records):
         yield f"usage {usage}, records {records}"

@@ -153,6 +153,14 @@ def test_an_unknown_cost_is_tried_out():
     assert Speculation().num_drafts("r", 4) == PROBE_DRAFTS
 
 
+def test_an_unknown_cost_is_tried_out_on_two_requests_of_a_step():
+    """All of 16 would make the step twice as long."""
+    speculation = Speculation()
+    for _ in range(2):
+        assert [speculation.num_drafts(f"r{i}", 16) for i in range(4)] == [2, 2, 0, 0]
+        speculation.observe_step(16, 0, 0.02)
+
+
 def test_lookup_continues_what_followed_before_and_prefers_the_longest_match():
     assert NgramIndex().propose([1, 2, 3, 9, 7, 2, 3], 3) == (9, 7, 2)
     assert NgramIndex().propose([1, 2, 3, 8, 5, 2, 3, 6, 1, 2, 3], 1) == (8,)

@@ -16,9 +16,15 @@ from rest_framework.request import Request
 from controlplane import bootstrap
 from controlplane.adapters.access.users import role_of
 from controlplane.application.ports import Append, EventMeta
-from controlplane.domain.audit import ACCESS, REFUSALS, CommandRefused, DashboardUserSaved, SignedIn
+from controlplane.domain.audit import (
+    ACCESS,
+    REFUSALS,
+    CommandRefused,
+    DashboardUserSaved,
+    SignedIn,
+    redacted,
+)
 from controlplane.domain.policy import Principal
-from controlplane.domain.redaction import redacted
 from controlplane.entrypoints.rest.problems import said
 
 MAX_A_MINUTE = 60

@@ -11,7 +11,7 @@ from typing import Any
 from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail, ValidationError
 
-from controlplane.domain.redaction import redacted
+from controlplane.domain.audit import redacted
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,9})?", re.ASCII)
@@ -37,7 +37,10 @@ class Text(serializers.CharField):
 
 
 class Reason(Text):
-    """Why somebody does something, without the secrets that people paste into such a field."""
+    """Why somebody wants it, for the audit; a key or token pasted into it is not kept."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_length=500, required=False, **options)
 
     def to_internal_value(self, data: Any) -> str:
         return redacted(super().to_internal_value(data))
@@ -104,15 +107,13 @@ class Body(serializers.Serializer[Any]):
 class Order(Body):
     """A body that changes something; ``reason`` is kept in the event for the audit."""
 
-    reason = Reason(
-        required=False, max_length=500, allow_blank=True, help_text="Kept in the audit."
-    )
+    reason = Reason(allow_blank=True, help_text="Kept in the audit.")
 
 
 class ReasonOrder(Order):
     """An order that says no more than why; empty if it does not."""
 
-    reason = Reason(required=False, max_length=500, allow_blank=True, default="")
+    reason = Reason(allow_blank=True, default="")
 
 
 class Query(Body):

@@ -23,9 +23,9 @@ from rest_framework.response import Response
 from controlplane import bootstrap
 from controlplane.application.handle import Handled, scoped
 from controlplane.application.ports import EventMeta, Idempotency, StoredResponse
+from controlplane.domain.audit import redacted
 from controlplane.domain.decider import Command, Decider
 from controlplane.domain.errors import VersionConflict
-from controlplane.domain.redaction import redacted
 from controlplane.entrypoints.rest.events import unrecorded
 from controlplane.entrypoints.rest.fields import Choice, Query, Reason
 from controlplane.entrypoints.rest.problems import Problem
@@ -41,7 +41,7 @@ Extra = Callable[[Handled], dict[str, Any]]
 
 class WriteQuery(Query):
     dry_run = Choice(("true", "false"), required=False, default="false")
-    reason = Reason(required=False, max_length=MAX_REASON)
+    reason = Reason()
 
 
 def meta_of(request: Request, reason: str = "") -> EventMeta:
