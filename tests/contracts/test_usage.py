@@ -107,7 +107,7 @@ async def test_the_check_agrees_and_says_what_it_looked_at(ledger: LedgerStore, 
     ("damage", "said"),
     [
         ("UPDATE ledger_rollup SET num_output_tokens = num_output_tokens + 1", "num_output_tokens"),
-        ("UPDATE ledger_rollup SET price_pico = price_pico - 1", "price_pico"),
+        ("UPDATE ledger_rollup SET price_pico = price_pico - 1", "price is"),
         ("DELETE FROM ledger_rollup", "num_requests is 0"),
         ("UPDATE ledger_usage SET num_prompt_tokens = num_prompt_tokens + 1", "usage"),
         ("UPDATE ledger_request SET num_cached_tokens = num_cached_tokens + 1", "num_cached"),

@@ -133,14 +133,15 @@ def _compared(
     queries: tuple[str, str],
 ) -> tuple[int, list[str]]:
     """The number of totals, and a sentence for each figure that differs."""
+    figures = (*sums[:-2], "price")
     recounted, kept = (_totals(fetch(query), len(key)) for query in queries)
     found = []
     for row in sorted(recounted.keys() | kept.keys(), key=str):
-        due, is_ = (totals.get(row, (0,) * len(sums)) for totals in (recounted, kept))
+        due, is_ = (totals.get(row, (0,) * len(figures)) for totals in (recounted, kept))
         name = " ".join([what, *(str(part) for part in row if part != "")])
         found += [
             f"{name}: {figure} is {shown}, its records sum to {right}"
-            for figure, shown, right in zip(sums, is_, due, strict=True)
+            for figure, shown, right in zip(figures, is_, due, strict=True)
             if (shown < right if archived else shown != right)
             and not (
                 # Of a larger price, the picodollars beside the larger part may be fewer.
@@ -151,12 +152,11 @@ def _compared(
 
 
 def _totals(rows: list[Any], width: int) -> Totals:
-    """By key. The two parts of a price may be carried differently, so they are made canonical."""
+    """By key. The two parts of a price are carried differently, and compared as one figure."""
     totals = {}
     for row in rows:
         *figures, milli, pico = (int(value) for value in row[width:])
-        carried = divmod(money.join(milli, pico), 10**9)
-        totals[tuple(row[:width])] = (*figures, *carried)
+        totals[tuple(row[:width])] = (*figures, money.join(milli, pico))
     return totals
 
 
@@ -167,8 +167,9 @@ def _snapshot(alias: str) -> Iterator[Fetch]:
     cursor = raw.cursor()
 
     def fetch(sql: str) -> list[Any]:
-        cursor.execute(sql)
-        return list(cursor.fetchall())
+        with connections[alias].wrap_database_errors:  # a damaged file is Django's DatabaseError
+            cursor.execute(sql)
+            return list(cursor.fetchall())
 
     try:
         cursor.execute(_SNAPSHOT[vendor])

@@ -8,6 +8,7 @@ from django.db import IntegrityError as RowConflict
 from django.db import connections, transaction
 from django.db.models import Q
 
+from controlplane.adapters.ledger import rollup
 from controlplane.adapters.ledger.models import Checkpoint as CheckpointRow
 from controlplane.adapters.ledger.models import Head as HeadRow
 from controlplane.adapters.ledger.models import (
@@ -62,6 +63,7 @@ class DjangoSealStore:
         """Requests alone: the event log's own triggers keep its rows."""
         one = sealed.checkpoint
         assert one.log == REQUESTS
+        rollup.catch_up_all(self._alias)  # what is gone from here cannot be added up any more
         span = {"position__gte": one.first, "position__lte": one.size}
         with transaction.atomic(using=self._alias):
             self._rows(one.log).filter(size=one.size).update(archive=mark)
