@@ -167,8 +167,9 @@ def _snapshot(alias: str) -> Iterator[Fetch]:
     cursor = raw.cursor()
 
     def fetch(sql: str) -> list[Any]:
-        cursor.execute(sql)
-        return list(cursor.fetchall())
+        with connections[alias].wrap_database_errors:  # a damaged file is Django's DatabaseError
+            cursor.execute(sql)
+            return list(cursor.fetchall())
 
     try:
         cursor.execute(_SNAPSHOT[vendor])
