@@ -21,16 +21,20 @@ from controlplane.adapters.natsbus.checkpoints import CheckpointStream
 from controlplane.adapters.natsbus.connection import connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.private_files import kept_private
+from controlplane.adapters.readmodel.fleet_folding import FleetFolding
 from controlplane.adapters.readmodel.projector import Projector
+from controlplane.adapters.readmodel.timeline import RowsFolding, Timeline
 from controlplane.application.check import Checked, Copies, StoredLog, check_everything
 from controlplane.application.export_scan import Source
 from controlplane.application.exports import ExportError
 from controlplane.application.fleet import OnLoad
+from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.notes import PublicKey, Signer
 from controlplane.application.ports import Clock, EventStore, StoreUnavailable
 from controlplane.application.records import LOGS
 from controlplane.application.seal import EventRecords, Sealer
+from controlplane.projections.fold import Folder
 
 
 @cache
@@ -120,6 +124,18 @@ def jwt_verifier() -> JwtVerifier:
 def projector() -> Projector:
     """Writes the read model; for one thread at a time."""
     return Projector(event_store())
+
+
+@cache
+def timeline() -> Timeline[Folder]:
+    """The read model's rows as of any position."""
+    return Timeline(event_store(), RowsFolding())
+
+
+@cache
+def fleet_timeline() -> Timeline[FleetState]:
+    """The planner's view of the fleet as of any position."""
+    return Timeline(event_store(), FleetFolding())
 
 
 def ledger() -> LedgerStore:

@@ -1,8 +1,13 @@
-"""The catalog as one file: YAML (or JSON, which is YAML) into orders, and back.
+"""The configuration as one file: YAML (or JSON, which is YAML) into orders; see also
+``configuration``, which writes it.
 
 Applying is idempotent: whatever is so already yields no event, and nothing that the file leaves
 out is removed. A worked example::
 
+    tenants:
+      - name: acme
+        tier: premium
+        budgets: [{name: all, limit: "1000000", period: month}]
     models:
       - name: smollm2
         version: v1
@@ -17,31 +22,34 @@ out is removed. A worked example::
       - name: chat
         arms: [{name: a, version_id: smollm2@v1, weight: 1}]
 
-    first apply:   RegisterModel, AddVersion, SetModelPrice, AddAlias, CreateRoute
+    first apply:   CreateTenant, SetBudget,
+                   RegisterModel, AddVersion, SetModelPrice, AddAlias, CreateRoute
     again:         no event
     max: 3 now:    ScaleVersion
     other source:  Conflict version_exists: a version is immutable, add a new one
 
-The whole file is tried on the present state first, so a file with one mistake changes nothing.
+The whole file is tried on the present state first, so a file with one mistake changes nothing. One
+that begins with ``format: 1``, as every export does, must end with ``end: true``: half a file is
+lawful YAML too, and is refused.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import yaml
 
-from controlplane.application import strict_json
-from controlplane.application.strict_json import MAX_DEPTH
-from controlplane.domain import model, money, route
+from controlplane.application import strict_yaml
+from controlplane.domain import model, money, route, tenant
+from controlplane.domain.budget import Budget, parse_limit
 from controlplane.domain.decider import Command, Decider, Event, fold
 from controlplane.domain.errors import Conflict, Invalid
+from controlplane.domain.ids import TenantId
 from controlplane.domain.model import Access, AddVersion, Colocation, Model, VersionSpec
-from controlplane.domain.money import Price
+from controlplane.domain.tenant import Tenant
 
-_TOO_DEEP = f"At most {MAX_DEPTH} levels of nesting."
+FORMAT = 1
 _UNITS = {
     unit: factor**power
     for factor, suffix in ((1000, "B"), (1024, "iB"))
@@ -75,12 +83,12 @@ class PriceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One version of one model, as a person writes it."""
+    """One version of one model, as a person writes it; with ``version: ""`` the model alone."""
 
     name: str
     version: str = "v1"
-    source: str
-    gpu_memory: int | str
+    source: str = ""
+    gpu_memory: int | str = 0
     format: str = "safetensors"
     sha256: str = ""
     tensor_parallel: int = 1
@@ -103,6 +111,38 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None
     price: PriceEntry | None = None
+    retired: bool = False
+
+
+class BudgetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``limit`` is a text, as everywhere: tokens, or money like "12.50"."""
+
+    name: str
+    limit: str
+    scope: str = "tenant"
+    target: str = ""
+    unit: str = "tokens"
+    period: str = "month"
+
+
+class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an export says of a key. A file holds no secret, so applying it makes no key."""
+
+    name: str
+    role: str = "developer"
+    scopes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    expires_at: float | None = None
+
+
+class TenantEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``suspended``: why it is; left out or null, nothing is said of it; false: it is not."""
+
+    name: str
+    tier: str = "standard"
+    suspended: str | bool | None = None
+    budgets: tuple[BudgetEntry, ...] = ()
+    keys: tuple[KeyEntry, ...] = ()
 
 
 class RouteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,8 +152,11 @@ class RouteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int | None = None
+    tenants: tuple[TenantEntry, ...] = ()
     models: tuple[ModelEntry, ...] = ()
     routes: tuple[RouteEntry, ...] = ()
+    end: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,57 +175,25 @@ StateOf = Callable[[Decider[Any], str], Any]
 def parse(text: str) -> CatalogFile:
     """The file's content; raises Invalid with the place of the first mistake."""
     try:
-        _check_structure(text)
-        loaded = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        if "nesting depth" in str(error):  # libyaml reads ahead and has a limit of its own
-            raise Invalid("json_too_deep", _TOO_DEEP) from None
-        raise Invalid("invalid_yaml", f"Not YAML: {_place(error)}") from None
-    try:
-        strict_json.check_text(loaded)
-        return msgspec.convert(loaded, CatalogFile)
-    except strict_json.BadJson as error:
-        raise Invalid(error.code, error.detail) from None
+        return _whole(msgspec.convert(strict_yaml.load(text), CatalogFile))
     except msgspec.ValidationError as error:
         unknown = "unknown field" in str(error)
         raise Invalid("unknown_field" if unknown else "invalid_type", str(error)) from None
 
 
-class _Loader(yaml.CSafeLoader):
-    """The safe loader, which takes no duplicate key and no anchor (ten lines of those expand to
-    gigabytes)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if not all(isinstance(key, str) for key in keys):
-            raise yaml.constructor.ConstructorError(None, None, "keys are strings", node.start_mark)
-        if len(set(keys)) != len(keys):
-            line = node.start_mark.line + 1
-            raise Invalid("duplicate_key", f"A key is named twice: line {line}.")
-        return super().construct_mapping(node, deep=deep)
-
-
-def _check_structure(text: str) -> None:
-    """Depth, anchors and tags, by the flat stream of events, before anything recurses. A tag would
-    hand a text to a constructor that never expects it: ``!!timestamp x``, ``!!bool x``."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise Invalid("invalid_yaml", "Anchors and aliases are not accepted.")
-        if getattr(event, "tag", None) is not None:
-            raise Invalid("invalid_yaml", "Tags are not accepted.")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise Invalid("json_too_deep", _TOO_DEEP)
-
-
-def _place(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or "a value is out of range"
-    return f"{problem}, line {mark.line + 1}." if mark else f"{problem}."
+def _whole(file: CatalogFile) -> CatalogFile:
+    """Raises Invalid for half a file, another format, and a version of which half is said."""
+    if file.format not in (None, FORMAT):
+        raise Invalid("unknown_format", f"This release reads format {FORMAT}.", "format")
+    if file.format is not None and not file.end:
+        raise Invalid("incomplete_file", "The file ends before its last line, 'end: true'.")
+    for index, entry in enumerate(file.models):
+        for missing in ("source", "gpu_memory"):
+            if entry.version and not getattr(entry, missing):
+                place = f"$.models[{index}]"
+                detail = f"Object missing required field `{missing}` - at `{place}`"
+                raise Invalid("invalid_type", detail)
+    return file
 
 
 def memory_bytes(value: int | str, param: str = "gpu_memory") -> int:
@@ -223,6 +234,12 @@ def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[FileOrder]:
     for name in sorted({one.name for one in file.models} & {one.name for one in file.routes}):
         raise Conflict("name_taken", f"'{name}' is a model and a route in this file.", "name")
     found: list[FileOrder] = []
+    for one in file.tenants:
+        known: Tenant = state_of(tenant.DECIDER, one.name)
+        found += [
+            FileOrder(tenant.DECIDER, one.name, command)
+            for command in _tenant_commands(one, known, now)
+        ]
     for entry in file.models:
         state: Model = state_of(model.DECIDER, entry.name)
         found += [
@@ -237,9 +254,39 @@ def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[FileOrder]:
     return found
 
 
+def _tenant_commands(entry: TenantEntry, state: Tenant, now: float) -> Iterator[Command]:
+    name = TenantId(entry.name)
+    if not state.exists or state.deleted:
+        yield tenant.CreateTenant(name, name, entry.tier, now)
+    yield tenant.ChangeTier(name, entry.tier, now)
+    for one in entry.budgets:
+        limit = parse_limit(one.unit, one.limit)
+        budget = Budget(one.name, one.scope, one.target, one.unit, limit, one.period)
+        yield tenant.SetBudget(name, budget, now)
+    if entry.suspended is False:
+        yield tenant.ResumeTenant(name, now)
+    elif entry.suspended is not None:
+        reason = entry.suspended if isinstance(entry.suspended, str) else ""
+        yield tenant.SuspendTenant(name, reason, now)
+
+
 def _model_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[Command]:
+    yield model.RegisterModel(entry.name, now)
+    if entry.version and not (entry.retired and entry.version in state.retired):
+        yield from _version_commands(entry, state, now)
+    if entry.aliases is not None:
+        for alias in sorted(state.aliases - set(entry.aliases)):
+            yield model.RemoveAlias(entry.name, alias, now)
+        for alias in entry.aliases:
+            yield model.AddAlias(entry.name, alias, now)
+    if entry.access is not None:
+        access = Access(*msgspec.structs.astuple(entry.access))
+        yield model.ChangeAccess(entry.name, access, now)
+
+
+def _version_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[Command]:
+    """Retired last: nothing else can be said of a retired version."""
     name, spec = entry.name, spec_of(entry)
-    yield model.RegisterModel(name, now)
     present = state.versions.get(spec.version)
     if present is not None and _same_but_for_scale(present, spec):
         yield model.ScaleVersion(name, spec.version, spec.min_replicas, spec.max_replicas, now)
@@ -251,14 +298,8 @@ def _model_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[Com
         yield model.SetModelPrice(name, spec.version, price, now)
     if entry.default:
         yield model.SetDefaultVersion(name, spec.version, now)
-    if entry.aliases is not None:
-        for alias in sorted(state.aliases - set(entry.aliases)):
-            yield model.RemoveAlias(name, alias, now)
-        for alias in entry.aliases:
-            yield model.AddAlias(name, alias, now)
-    if entry.access is not None:
-        access = Access(*msgspec.structs.astuple(entry.access))
-        yield model.ChangeAccess(name, access, now)
+    if entry.retired:
+        yield model.RetireVersion(name, spec.version, now)
 
 
 def _same_but_for_scale(present: VersionSpec, wanted: VersionSpec) -> bool:
@@ -279,50 +320,3 @@ def preview(orders: Sequence[FileOrder], state_of: StateOf) -> list[list[Event]]
         states[key] = fold(order.decider, events, state)
         results.append(events)
     return results
-
-
-# --- writing ----------------------------------------------------------------------------------
-def export(models: Mapping[str, Model], routes: Mapping[str, route.Route]) -> str:
-    """The YAML that makes this catalog again; applied to it, it changes nothing."""
-    entries = [entry for name in sorted(models) for entry in _exported(name, models[name])]
-    lines = [
-        {"name": name, "sticky": line.sticky, "arms": msgspec.to_builtins(line.arms)}
-        for name, line in sorted(routes.items())
-        if line.exists
-    ]
-    content = {"models": entries, **({"routes": lines} if lines else {})}
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
-def _exported(name: str, state: Model) -> list[dict[str, Any]]:
-    """One entry per version that is not retired; what belongs to the model stands on the last."""
-    entries = [
-        _version_entry(name, spec, default=spec.version == state.default)
-        | _price_entry(model.price_of(state, version))
-        for version, spec in state.versions.items()
-        if version not in state.retired
-    ]
-    if entries:
-        if state.aliases:
-            entries[-1]["aliases"] = sorted(state.aliases)
-        if state.access != model.OPEN_ACCESS:
-            entries[-1]["access"] = msgspec.to_builtins(state.access)
-    return entries
-
-
-def _version_entry(name: str, spec: VersionSpec, default: bool) -> dict[str, Any]:
-    """Every field that differs from its default, in the order of the specification."""
-    plain = VersionSpec(version="", source="")
-    skipped = ("min_replicas", "max_replicas")
-    fields = {
-        field: msgspec.to_builtins(getattr(spec, field))
-        for field in VersionSpec.__struct_fields__
-        if field not in skipped and getattr(spec, field) != getattr(plain, field)
-    }
-    scale = {"replicas": {"min": spec.min_replicas, "max": spec.max_replicas}}
-    return {"name": name, **fields, **scale, **({"default": True} if default else {})}
-
-
-def _price_entry(price: Price) -> dict[str, Any]:
-    """Left out where it is nothing, as the fields that have their defaults are."""
-    return {} if price == money.FREE else {"price": money.price_texts(price)}

@@ -36,6 +36,14 @@ class FleetState:
     _views: dict[str, list[ReplicaView]] = field(default_factory=dict)
     _views_of: tuple[int, int] = (0, 0)  # what they were made of: log position, telemetry
 
+    @classmethod
+    def restored(
+        cls, catalog: Catalog, placement: Placement, nodes: dict[str, Node], position: int
+    ) -> "FleetState":
+        """As it was when these were taken from it."""
+        by_version = _by_version(placement)
+        return cls(catalog, placement, nodes, position, by_version)
+
     def apply(self, recorded: RecordedEvent) -> None:
         event = recorded.event
         if isinstance(event, nodes.NodeEvent):

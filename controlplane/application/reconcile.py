@@ -8,15 +8,15 @@ and plans again next time.
 import uuid
 from collections import Counter
 
-from controlplane.application.fleet import FleetLoads
+from controlplane.application.fleet import DeviceLoad, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import CONTROLLER, Clock
 from controlplane.domain import placement
 from controlplane.domain.errors import VersionConflict
 from controlplane.domain.ids import NodeId, VersionId, version_id
-from controlplane.domain.node import DeviceInfo, Node
-from controlplane.domain.placement import DecidePlacement
+from controlplane.domain.node import Node
+from controlplane.domain.placement import DecidePlacement, PlanInputs
 from controlplane.placement.plan import PlacementPlan, plan
 from controlplane.placement.snapshot import (
     AssignedView,
@@ -30,17 +30,41 @@ from controlplane.placement.snapshot import (
 RESERVED_BYTES = {"cuda": 2 * 1024**3}  # driver, workspace, fragmentation; by kind of device
 
 
-def snapshot(state: FleetState, loads: FleetLoads, now: float, monotonic: float) -> FleetSnapshot:
-    """Everything the planner needs, at the log position of ``state``."""
+def inputs_of(state: FleetState, loads: FleetLoads, monotonic: float) -> PlanInputs:
+    """What no event says: the nodes' telemetry, and what this release keeps free."""
+    return PlanInputs(
+        foreign_bytes=tuple(
+            (NodeId(node_id), device.index, device.foreign_bytes)
+            for node_id in sorted(state.nodes)
+            for device in _devices(loads.latest(node_id))
+            if device.foreign_bytes
+        ),
+        idle_s=tuple(
+            (one.replica_id, idle_s)
+            for one in state.placement.assignments.values()
+            if (idle_s := loads.idle_s(one.replica_id, monotonic))
+        ),
+        reserved_bytes=tuple(sorted(RESERVED_BYTES.items())),
+    )
+
+
+def _devices(load: NodeLoad | None) -> tuple[DeviceLoad, ...]:
+    return load.devices if load else ()
+
+
+def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot:
+    """Everything the planner needs, at the log position of ``state``. Pure: ``replay`` calls it
+    with what an event recorded."""
+    idle_s = dict(inputs.idle_s)
     return FleetSnapshot(
         nodes=tuple(
-            _node_view(NodeId(node_id), node, loads)
+            _node_view(NodeId(node_id), node, inputs)
             for node_id, node in sorted(state.nodes.items())
             if node.status != "absent"
         ),
         versions=tuple(_versions(state)),
         assigned=tuple(
-            AssignedView(one, state.replica_state(one), loads.idle_s(one.replica_id, monotonic))
+            AssignedView(one, state.replica_state(one), idle_s.get(one.replica_id, 0.0))
             for one in state.placement.assignments.values()
         ),
         failures=tuple(
@@ -62,16 +86,16 @@ def _versions(state: FleetState) -> list[VersionView]:
     ]
 
 
-def _node_view(node_id: NodeId, node: Node, loads: FleetLoads) -> NodeView:
-    load = loads.latest(node_id)
-    foreign = {one.index: one.foreign_bytes for one in load.devices} if load else {}
-    devices = tuple(_device_view(one, foreign.get(one.index, 0)) for one in node.devices)
+def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:
+    reserved = dict(inputs.reserved_bytes)
+    foreign = {index: held for owner, index, held in inputs.foreign_bytes if owner == node_id}
+    devices = tuple(
+        DeviceView(
+            one.index, one.memory_bytes, reserved.get(one.kind, 0), foreign.get(one.index, 0)
+        )
+        for one in node.devices
+    )
     return NodeView(node_id, devices, node.status, node.draining, node.zone)
-
-
-def _device_view(device: DeviceInfo, foreign_bytes: int) -> DeviceView:
-    reserved = RESERVED_BYTES.get(device.kind, 0)
-    return DeviceView(device.index, device.memory_bytes, reserved, foreign_bytes)
 
 
 class Reconciler:
@@ -89,7 +113,8 @@ class Reconciler:
         """Whether a decision was appended."""
         generation = self._state.placement.generation
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        made = plan(snapshot(self._state, self._loads, now, monotonic), generation + 1)
+        inputs = inputs_of(self._state, self._loads, monotonic)
+        made = plan(snapshot(self._state, inputs, now), generation + 1)
         command = DecidePlacement(
             f"dec-{uuid.uuid4().hex}",
             self._state.position,
@@ -97,6 +122,7 @@ class Reconciler:
             made.stopped,
             made.unplaced,
             now,
+            inputs,
         )
         if not placement.decide(self._state.placement, command):
             return False

@@ -88,3 +88,18 @@ def asked_of(command: Command) -> dict[str, Any]:
         return {}
     kept: dict[str, Any] = msgspec.json.decode(redacted(text.decode()))
     return kept
+
+
+
+_CAUSE = "undo:"
+
+
+def cause_of_undo(position: int) -> str:
+    """The causation id of an event that takes back the one at ``position``."""
+    return f"{_CAUSE}{position}"
+
+
+def undone_position(causation_id: str) -> int | None:
+    """The position that an event with this causation id takes back; None if it takes back none."""
+    number = causation_id.removeprefix(_CAUSE)
+    return int(number) if number != causation_id and number.isdigit() else None

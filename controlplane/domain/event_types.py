@@ -39,6 +39,7 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "CommandRefused": 2,
     "ModelAccessChanged": 2,
     "ModelVersionAdded": 2,
+    "PlacementDecided": 2,
     "ReplicaBecameReady": 2,
     "TenantBudgetSet": 2,
 }

@@ -70,9 +70,25 @@ class Unplaced(msgspec.Struct, frozen=True):
     rejections: tuple[Rejection, ...]
 
 
+class PlanInputs(msgspec.Struct, frozen=True):
+    """What the planner saw beside the log: with the log up to ``planned_from`` and the event's
+    time it is all of it, so the decision can be made again. Zeros are left out.
+
+    ``foreign_bytes``: (node, device index, bytes held by other processes). ``idle_s``: (replica,
+    seconds since it last worked). ``reserved_bytes``: (kind of device, bytes kept free).
+    """
+
+    foreign_bytes: tuple[tuple[NodeId, int, int], ...] = ()
+    idle_s: tuple[tuple[ReplicaId, float], ...] = ()
+    reserved_bytes: tuple[tuple[str, int], ...] = ()
+
+
 # --- events -----------------------------------------------------------------------------------
 class PlacementDecided(Event, frozen=True, tag_field="type", tag="PlacementDecided"):
-    """One plan: the difference to its parent, why, and the log position it was planned from."""
+    """One plan: the difference to its parent, why, and the log position it was planned from.
+
+    ``inputs`` is None in events of schema version 1, which did not say.
+    """
 
     decision_id: str
     planned_from: int
@@ -80,6 +96,7 @@ class PlacementDecided(Event, frozen=True, tag_field="type", tag="PlacementDecid
     stopped: tuple[Stopped, ...]
     unplaced: tuple[Unplaced, ...]
     at: float
+    inputs: PlanInputs | None = None
 
 
 PlacementEvent = PlacementDecided
@@ -118,6 +135,7 @@ class DecidePlacement(Command, frozen=True):
     stopped: tuple[Stopped, ...]
     unplaced: tuple[Unplaced, ...]
     now: float
+    inputs: PlanInputs | None = None
 
 
 def decide(placement: Placement, command: DecidePlacement) -> list[Event]:
@@ -134,6 +152,7 @@ def decide(placement: Placement, command: DecidePlacement) -> list[Event]:
             command.stopped,
             command.unplaced,
             command.now,
+            command.inputs,
         )
     ]
 

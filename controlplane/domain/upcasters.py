@@ -45,6 +45,8 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ModelVersionAdded", 1): _with_engine_options,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
     ("TenantBudgetSet", 1): _budget_of_many,
+    # Version 1 did not keep the telemetry that the planner saw.
+    ("PlacementDecided", 1): lambda data: {**data, "inputs": None},
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, get_args
 import msgspec
 
 from controlplane.domain import audit, model, node, route, tenant
-from controlplane.domain.audit import CommandRefused
+from controlplane.domain.audit import CommandRefused, undone_position
 from controlplane.domain.decider import Event
 from controlplane.projections import catalog, fleet, routes, tenants
 from controlplane.projections.base import Handler, Projection, Recorded, Row, Rows
@@ -40,6 +40,7 @@ class AuditEntry(Row, frozen=True):
     before: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     after: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     asked: dict[str, Any] = msgspec.field(default_factory=dict)
+    undoes: int | None = None
 
 
 def _done(rows: Rows, event: Any, recorded: Recorded) -> None:
@@ -112,6 +113,7 @@ def _entry(recorded: Recorded, at: float, **about: Any) -> AuditEntry:
         address=meta.address,
         reason=meta.reason,
         correlation_id=meta.correlation_id,
+        undoes=undone_position(meta.causation_id),
         **{"code": "", "detail": "", **about},
     )
 
@@ -138,7 +140,7 @@ _HANDLERS: dict[type[Event], Handler] = {kind: _done for kind in ADMINISTRATIVE}
 
 PROJECTION = Projection(
     "audit",
-    2,
+    3,
     (AuditEntry,),
     {
         **_HANDLERS,

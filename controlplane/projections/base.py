@@ -27,8 +27,9 @@ Key = str | int
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One row of a read model. ``indexed`` fields can be searched by; ``history`` rows are only
-    ever added and no handler reads them, so a projector need not keep them in memory."""
+    """One row of a read model. ``indexed`` fields can be searched by; ``history`` rows have the
+    ``position`` of their event, are only ever added, and no handler reads them, so a projector
+    need not keep them in memory."""
 
     indexed: ClassVar[tuple[str, ...]] = ()
     history: ClassVar[bool] = False

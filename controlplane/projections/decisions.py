@@ -22,6 +22,16 @@ class Decision(Row, frozen=True):
     unplaced: tuple[Unplaced, ...]
 
 
+class DecisionAbout(Row, frozen=True):
+    """A version that a decision starts, stops or misses. Key: "version id/position"."""
+
+    history: ClassVar = True
+
+    key: str
+    version_id: str
+    position: int
+
+
 def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
     rows.put(
         Decision(
@@ -36,6 +46,10 @@ def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
             event.unplaced,
         )
     )
+    touched = {start.assignment.version_id for start in event.started}
+    touched |= {stop.assignment.version_id for stop in event.stopped}
+    for name in touched | {gap.version_id for gap in event.unplaced}:
+        rows.put(DecisionAbout(f"{name}/{recorded.position}", name, recorded.position))
 
 
-PROJECTION = Projection("decisions", 1, (Decision,), {PlacementDecided: _decided})
+PROJECTION = Projection("decisions", 2, (Decision, DecisionAbout), {PlacementDecided: _decided})

@@ -8,7 +8,7 @@ import msgspec
 
 from controlplane.domain.decider import Event
 from controlplane.projections import audit, catalog, decisions, fleet, routes, standing, tenants
-from controlplane.projections.base import Handler, Projection, Recorded, Row, Rows, key_of
+from controlplane.projections.base import Handler, Projection, R, Recorded, Row, Rows, key_of
 from controlplane.projections.memory import MemoryRows
 
 # What a gateway or a planner needs; and with it what only people read, which grows with the log.
@@ -58,10 +58,43 @@ def fingerprint(projections: Sequence[Projection] = ALL) -> str:
     return ",".join(f"{projection.name}:{projection.version}" for projection in projections)
 
 
+def line_of(row: Row) -> bytes:
+    """A row as it is hashed."""
+    return _encode((type(row).__name__, row)) + b"\n"
+
+
+class StateHash:
+    """SHA-256 over rows of many tables, fed bit by bit, so that no state need be held to hash it.
+
+    The rows of a table come in the order of ``in_order``; tables may come in any order, mixed.
+    """
+
+    def __init__(self, projections: Sequence[Projection] = ALL) -> None:
+        self._digests = {table.__name__: sha256() for table in tables(projections)}
+
+    def add(self, table: type[Row], lines: Iterable[bytes]) -> None:
+        """``lines``: ``line_of`` each row."""
+        digest = self._digests[table.__name__]
+        for line in lines:
+            digest.update(line)
+
+    def hexdigest(self) -> str:
+        whole = sha256()
+        for name, digest in sorted(self._digests.items()):
+            whole.update(f"{name} {digest.hexdigest()}\n".encode())
+        return whole.hexdigest()
+
+
+def in_order(table: type[R], rows: Iterable[R]) -> list[R]:
+    """By key; history as the log has it, by position and then key."""
+    if table.history:
+        return sorted(rows, key=lambda row: (row.position, key_of(row)))  # type: ignore[attr-defined]
+    return sorted(rows, key=key_of)
+
+
 def state_hash(rows: MemoryRows, projections: Sequence[Projection] = ALL) -> str:
-    """SHA-256 (hex) over every row of every table, in the order of names and keys."""
-    digest = sha256()
-    for table in sorted(tables(projections), key=lambda table: table.__name__):
-        for row in sorted(rows.all(table), key=key_of):
-            digest.update(_encode((table.__name__, row)) + b"\n")
+    """SHA-256 (hex) over every row of every table."""
+    digest = StateHash(projections)
+    for table in tables(projections):
+        digest.add(table, map(line_of, in_order(table, rows.all(table))))
     return digest.hexdigest()

@@ -45,6 +45,9 @@ class MemoryRows:
     def all(self, table: type[R]) -> tuple[R, ...]:
         return tuple(self._tables[table].values())
 
+    def count(self, table: type[Row]) -> int:
+        return len(self._tables[table])
+
     def take_changes(self) -> list[tuple[type[Row], Key, Row | None]]:
         """What was put (with the row) or deleted (with None) since the last call."""
         changed, self._changed = self._changed, {}

@@ -7,6 +7,7 @@ import {
   lazyRouteComponent,
   Outlet,
   redirect,
+  retainSearchParams,
 } from "@tanstack/react-router";
 import { z } from "zod";
 import { sessionQuery } from "./api/session";
@@ -18,6 +19,7 @@ import { PageError } from "./ui/PageError";
 
 const text = z.coerce.string().optional().catch(undefined);
 const flag = z.coerce.boolean().optional().catch(undefined);
+const moment = z.union([z.number(), z.string()]).optional().catch(undefined);
 const number = z.coerce.number().optional().catch(undefined);
 
 const rootRoute = createRootRouteWithContext<{ queries: QueryClient }>()({
@@ -36,6 +38,8 @@ const appRoute = createRoute({
   getParentRoute: () => rootRoute,
   id: "app",
   component: Shell,
+  validateSearch: z.object({ as_of: moment }),
+  search: { middlewares: [retainSearchParams(["as_of"])] },
   beforeLoad: async ({ context, location }) => {
     const session = await context.queries.ensureQueryData(sessionQuery);
     if (session === null) throw redirect({ to: "/login", search: { next: location.href } });

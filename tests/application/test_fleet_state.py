@@ -15,7 +15,7 @@ from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import Append, EventMeta
 from controlplane.application.project import LogFollower
 from controlplane.application.publish import OVERDUE_S, Publisher, desired_nodes
-from controlplane.application.reconcile import Reconciler, snapshot
+from controlplane.application.reconcile import Reconciler, inputs_of, snapshot
 from controlplane.domain import node as nodes
 from controlplane.domain.model import (
     ModelRegistered,
@@ -118,7 +118,7 @@ def test_a_retired_version_is_stopped_and_a_gpu_keeps_a_reserve() -> None:
     log.follower.catch_up()
     assert replica_id not in log.state.placement.assignments
     gpu = Log(kind="cuda", memory=3 * 1024**3)
-    device = snapshot(gpu.state, gpu.loads, 0.0, 0.0).nodes[0].devices[0]
+    device = snapshot(gpu.state, inputs_of(gpu.state, gpu.loads, 0.0), 0.0).nodes[0].devices[0]
     assert device.capacity_bytes == 1024**3
 
 

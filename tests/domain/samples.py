@@ -82,6 +82,7 @@ SAMPLES: tuple[Event, ...] = (
         (placement.Stopped(ASSIGNMENT, "surplus", "2 run, 1 wanted"),),
         (placement.Unplaced(V1, 1, "no_memory", "fits nowhere", (REJECTION,)),),
         12.0,
+        placement.PlanInputs(((NODE, 0, GIB),), ((R1, 2.5),), (("cuda", 2 * GIB),)),
     ),
     REFUSED,
     audit.DashboardUserSaved("ann", "viewer", "operator", "acme", 2.0),

@@ -25,6 +25,7 @@ from controlplane.application.ports import (
 from controlplane.application.sequencer import prepare
 from controlplane.projections.base import Row
 from controlplane.projections.fold import ALL, fold_rows, state_hash
+from controlplane.projections.memory import MemoryRows
 from tests.contracts.conftest import POSTGRES
 from tests.contracts.stores import Stores, migrated_postgres, postgres_stores, sqlite_stores
 from tests.projections.history import every_sample, random_history
@@ -61,7 +62,9 @@ def store(stores: Stores) -> EventStore:
 
 
 def kept_hash() -> str:
-    return Projector(DjangoEventStore.__new__(DjangoEventStore))._state_hash()
+    rows = MemoryRows()
+    rows.load(Projector(DjangoEventStore.__new__(DjangoEventStore))._stored_rows(list(CODECS)))
+    return state_hash(rows)
 
 
 def test_the_tables_hold_the_rows_folded_in_memory(store: EventStore) -> None:
@@ -101,6 +104,24 @@ def test_a_rebuild_finds_and_mends_a_wrong_row(store: EventStore) -> None:
     store.append(Append("tenant-x", None, [every_sample()[0][1]], META))
     running.catch_up_all()
     assert not models.Node.objects.filter(zone="wrong").exists()
+
+
+@pytest.mark.parametrize("wrong", ["changed", "missing", "added"])
+def test_a_rebuild_finds_and_mends_wrong_history(store: EventStore, wrong: str) -> None:
+    """In the stretch where it is, and beyond the end of the log."""
+    Projector(store).catch_up_all()
+    right = kept_hash()
+    entries = models.AuditEntry.objects.order_by("position")
+    if wrong == "changed":
+        entries.filter(position=entries[40].position).update(actor="user:eve")
+    elif wrong == "missing":
+        entries.filter(position=entries[40].position).delete()
+    else:
+        models.AuditEntry.objects.filter(position=entries[0].position).update(position=10**6)
+    result = Projector(store).rebuild()
+    assert result.live != result.rebuilt == right == kept_hash()
+    again = Projector(store).rebuild()
+    assert again.live == again.rebuilt == right
 
 
 def test_two_projectors_do_not_apply_an_event_twice(store: EventStore) -> None:

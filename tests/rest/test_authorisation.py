@@ -16,8 +16,9 @@ def addresses() -> Iterator[str]:
     for address, callback in patterns():
         if address.startswith("api/v1/") and callback.cls not in (Session, SignInMethods):
             for part in ("tenant_id", "key_id", "name", "version", "alias", "node_id",
-                         "decision_id", "request_id"):  # fmt: skip
+                         "decision_id", "request_id", "replica_id"):  # fmt: skip
                 address = address.replace(f"<str:{part}>", values.get(part, "x"))
+            address = address.replace("<int:position>", "1")
             yield address.removeprefix("api/v1/")
 
 

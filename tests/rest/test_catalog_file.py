@@ -192,9 +192,11 @@ def test_the_command_line_applies_and_exports(admin: Api, tmp_path: Path) -> Non
     call_command("apply", str(path), "--reason", "first", stdout=out)
     assert "model-zen-72b: ModelRegistered" in out.getvalue()
     call_command("apply", str(path), stdout=(again := StringIO()))
-    assert again.getvalue() == "nothing to change\n"
+    nothing, digest = again.getvalue().splitlines()
+    assert nothing == "nothing to change" and digest in out.getvalue()
     call_command("apply", "--export", stdout=(exported := StringIO()))
     assert parse(exported.getvalue()).routes[0].name == "chat"
+    assert digest.removeprefix("configuration ") in exported.getvalue()
     event = admin.get("events/?limit=1").json()["results"][0]
     assert event["actor"].startswith("cli:") and event["reason"] == "first"
     path.write_text("models: [")

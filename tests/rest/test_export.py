@@ -13,6 +13,7 @@ from controlplane import bootstrap
 from controlplane.adapters.export.formats import FORMATS
 from controlplane.adapters.ledger.models import Head, InferenceRequest
 from controlplane.application.notes import Signer, parse_key
+from controlplane.domain.audit import undone_position
 from controlplane.verify import verify_export
 from tests.rest.conftest import Api, position_of
 from tests.rest.test_bad_input import problem
@@ -37,6 +38,7 @@ def test_jsonl_holds_every_event_as_it_is_stored(api: Api) -> None:
     shown = api.get("events/?limit=1000").json()["results"]
     for line, event in zip(lines, shown, strict=True):
         assert line["data"].pop("type") == event["type"]
+        assert undone_position(line["causation_id"]) == event.pop("undoes")
         assert {name: line[name] for name in event} == event
     assert position_of(answer) == 2
     assert answer["Content-Disposition"] == 'attachment; filename="events-0-2.jsonl"'

@@ -24,6 +24,10 @@ class Event(models.Model):
         constraints = (
             models.UniqueConstraint(fields=["stream", "version"], name="eventstore_stream_version"),
         )
+        indexes = (
+            models.Index(fields=["type", "position"], name="eventstore_event_type"),
+            models.Index(fields=["actor", "position"], name="eventstore_event_actor"),
+        )
 
 
 class Head(models.Model):

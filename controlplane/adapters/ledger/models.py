@@ -60,6 +60,10 @@ class InferenceRequest(models.Model):
             models.Index(
                 fields=("tenant_id",), name="ledger_request_live", condition=Q(outcome="")
             ),
+            # For the list of requests: without them a rare value means reading the whole ledger.
+            models.Index(fields=("version_id", "id"), name="ledger_request_version"),
+            models.Index(fields=("requested_model", "id"), name="ledger_request_asked_for"),
+            models.Index(fields=("outcome", "id"), name="ledger_request_outcome"),
         )
 
 

@@ -32,6 +32,9 @@ class Codec(Generic[R]):
         self.select = f"SELECT {', '.join(quoted)} FROM {self.name} ORDER BY {key}"
         self.delete = f"DELETE FROM {self.name} WHERE {key} = %s"
         self.delete_many = f"DELETE FROM {self.name} WHERE {key} = ANY(%s)"
+        stretch = "WHERE position > %s AND position <= %s"
+        self.select_stretch = f"SELECT {', '.join(quoted)} FROM {self.name} {stretch}"
+        self.delete_stretch = f"DELETE FROM {self.name} {stretch}"
         self.delete_all = f"DELETE FROM {self.name}"
         self.upsert = f"{insert} VALUES ({', '.join(['%s'] * len(quoted))}){replace}"
         self.upsert_many = (

@@ -164,6 +164,17 @@ class Decision(models.Model):
     unplaced = models.JSONField()
 
 
+class DecisionAbout(models.Model):
+    key = models.TextField(primary_key=True)
+    version_id = models.TextField()
+    position = models.BigIntegerField()
+
+    class Meta:
+        indexes = (
+            models.Index(fields=["version_id", "position"], name="readmodel_decision_about"),
+        )
+
+
 class AuditEntry(models.Model):
     position = models.BigIntegerField(primary_key=True)
     at = models.FloatField()
@@ -179,6 +190,7 @@ class AuditEntry(models.Model):
     before = models.JSONField()
     after = models.JSONField()
     asked = models.JSONField()
+    undoes = models.BigIntegerField(null=True)
 
 
 class Checkpoint(models.Model):
@@ -192,3 +204,24 @@ class Checkpoint(models.Model):
     hash = models.BinaryField()
     rebuilds = models.IntegerField()
     projections = models.TextField()
+
+
+class Snapshot(models.Model):
+    """A whole state at a position, to fold on from; see ``timeline``. May be deleted at any time.
+
+    ``made_by`` changes with the code, ``log_hash`` is that of the event at ``position``.
+    """
+
+    kind = models.TextField()
+    position = models.BigIntegerField()
+    made_by = models.TextField()
+    log_hash = models.BinaryField()
+    state_hash = models.TextField()
+    body = models.BinaryField()
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(
+                fields=["kind", "position"], name="readmodel_snapshot_position"
+            ),
+        )

@@ -11,16 +11,16 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from controlplane.adapters.readmodel.codec import Codec
-from controlplane.application.chain import GENESIS, follow, good_part
+from controlplane.adapters.readmodel.rebuild import CODECS, Rebuild, Rebuilt
+from controlplane.adapters.readmodel.timeline import RowsFolding, Snapshots
+from controlplane.application.chain import GENESIS, good_part
 from controlplane.application.failpoints import passing
 from controlplane.application.ports import EventStore, Head, RecordedEvent
 from controlplane.projections.base import Row
-from controlplane.projections.fold import ALL, Folder, fingerprint, state_hash, tables
+from controlplane.projections.fold import ALL, Folder, fingerprint
 from controlplane.projections.memory import MemoryRows
 
 BATCH = 1_000
-CODECS = {table: Codec(table) for table in tables()}
 
 _READ_CHECKPOINT = "SELECT position, hash, rebuilds, projections FROM readmodel_checkpoint"
 _FIRST_CHECKPOINT = (
@@ -49,18 +49,6 @@ class Superseded(Exception):
     """Another projector, or a rebuild, moved the checkpoint."""
 
 
-@dataclass(frozen=True)
-class Rebuilt:
-    """The read model's state hash (hex) at ``position`` as it was and as folded anew.
-
-    ``live`` is empty if the rows were of other versions of the projections, not to be compared.
-    """
-
-    position: int
-    live: str
-    rebuilt: str
-
-
 class Projector:
     """For one thread at a time. ``alias`` names a database of Django's settings."""
 
@@ -68,6 +56,7 @@ class Projector:
         self._store, self._alias = store, alias
         self._rows: MemoryRows | None = None
         self._at = Checkpoint(GENESIS, 0, "")
+        self._snapshots = Snapshots(RowsFolding(), alias)
 
     def catch_up(self, limit: int = BATCH) -> int:
         """Project at most ``limit`` events in one transaction; the position reached.
@@ -86,7 +75,7 @@ class Projector:
         for recorded in events:
             folder.apply(recorded)
         try:
-            self._save(rows, reached)
+            self._save(folder, rows, reached)
         except Superseded:
             return self.catch_up(limit)
         passing("project.saved")
@@ -105,29 +94,19 @@ class Projector:
 
         Folding locks nothing; only the exchange of the rows is done under the checkpoint's lock.
         """
-        folder = Folder(rows := MemoryRows(), ALL)
-        head = self._fold(folder, GENESIS, self._read_checkpoint().head.position)
+        made = Rebuild(self._store, self._alias)
+        made.fold(self._read_checkpoint().head.position)
         with transaction.atomic(self._alias):
             self._execute(_LOCK_CHECKPOINT)
             at = self._read_checkpoint()
-            head = self._fold(folder, head, at.head.position)
-            live = self._state_hash() if at.projections == fingerprint() else ""
+            made.fold(at.head.position)
             passing("rebuild.folded")
-            self._replace_rows(rows.take_changes())
-            passing("rebuild.rows")
-            self._execute(_RESET_CHECKPOINT, (head.position, head.hash, fingerprint()))
+            live, rebuilt = made.exchange()
+            self._execute(_RESET_CHECKPOINT, (made.head.position, made.head.hash, fingerprint()))
             passing("rebuild.checkpoint")
-            rebuilt = self._state_hash()
         passing("rebuild.saved")
         self._rows = None
-        return Rebuilt(head.position, live, rebuilt)
-
-    def _fold(self, folder: Folder, head: Head, upto: int) -> Head:
-        while events := self._store.read_all(head.position, BATCH, upto):
-            head = follow(head, events)
-            for recorded in events:
-                folder.apply(recorded)
-        return head
+        return Rebuilt(made.head.position, live if at.projections == fingerprint() else "", rebuilt)
 
     # --- tables -------------------------------------------------------------------------------
     def _load(self) -> MemoryRows:
@@ -152,7 +131,7 @@ class Projector:
         position, digest, rebuilds, projections = found[0]
         return Checkpoint(Head(position, bytes(digest)), rebuilds, projections)
 
-    def _save(self, rows: MemoryRows, reached: Head) -> None:
+    def _save(self, folder: Folder, rows: MemoryRows, reached: Head) -> None:
         before = self._at
         with transaction.atomic(self._alias), connections[self._alias].cursor() as cursor:
             move = (reached.position, reached.hash, before.head.position, before.rebuilds)
@@ -162,20 +141,9 @@ class Projector:
             passing("project.checkpoint")
             _write(cursor, rows.take_changes())
             passing("project.rows")
+            self._snapshots.offer(reached, folder)
         rows.forget_history()
         self._at = Checkpoint(reached, before.rebuilds, before.projections)
-
-    def _replace_rows(self, changes: Sequence[Any]) -> None:
-        with connections[self._alias].cursor() as cursor:
-            for codec in CODECS.values():
-                cursor.execute(codec.delete_all)
-            passing("rebuild.deleted")
-            _write(cursor, changes)
-
-    def _state_hash(self) -> str:
-        rows = MemoryRows()
-        rows.load(self._stored_rows(list(CODECS)))
-        return state_hash(rows)
 
     def _stored_rows(self, wanted: Sequence[type[Row]]) -> Iterable[Row]:
         for table in wanted:

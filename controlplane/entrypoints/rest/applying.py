@@ -1,6 +1,7 @@
 """The catalog file against the log: tried as a whole first, then one command after another."""
 
 import time
+from functools import partial
 from typing import Any
 
 from rest_framework.request import Request
@@ -8,12 +9,21 @@ from rest_framework.request import Request
 from controlplane import bootstrap
 from controlplane.application import catalog_file
 from controlplane.application.catalog_file import FileOrder
+from controlplane.application.configuration import Configuration, configuration
 from controlplane.application.handle import Handled
 from controlplane.application.ports import EventMeta
 from controlplane.domain import model, route
-from controlplane.domain.decider import Decider, Event
+from controlplane.domain.decider import Decider, Event, fold
+from controlplane.domain.policy import WRITE, allowed
+from controlplane.domain.tenant import SetBudget
 from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest.problems import Problem
+from controlplane.entrypoints.rest.security import principal_in
+from controlplane.entrypoints.rest.sources import Selection, Source
 from controlplane.entrypoints.rest.writing import Write, handle
+from controlplane.projections.catalog import Model
+from controlplane.projections.routes import Route
+from controlplane.projections.tenants import ApiKey, Tenant
 
 
 def state_of(decider: Decider[Any], target: str) -> Any:
@@ -32,6 +42,7 @@ def planned(text: str) -> tuple[list[FileOrder], list[list[Event]]]:
 def apply(request: Request, query: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """``(body, position)``. With an Idempotency-Key every command has its own, derived from it."""
     orders, would_be = planned(str(request.data))
+    _require_rights(request, orders)
     if query["dry_run"] == "true":
         results = [
             _dry_receipt(order, events) for order, events in zip(orders, would_be, strict=True)
@@ -44,6 +55,14 @@ def apply(request: Request, query: dict[str, Any]) -> tuple[dict[str, Any], int]
         results.append(write.receipt(done))
         position = max(position, done.position)
     return _body(results, dry_run=False), position
+
+
+def _require_rights(request: Request, orders: list[FileOrder]) -> None:
+    """A file changes nothing that its sender could not change by hand."""
+    for order in orders:
+        resource = "budget" if isinstance(order.command, SetBudget) else order.decider.category
+        if not allowed(principal_in(request), WRITE, resource):
+            raise Problem(403, "forbidden", f"This file changes a {resource}, which you may not.")
 
 
 def apply_locally(text: str, meta: EventMeta, dry_run: bool) -> list[tuple[str, list[Event]]]:
@@ -59,11 +78,21 @@ def apply_locally(text: str, meta: EventMeta, dry_run: bool) -> list[tuple[str, 
     ]
 
 
-def export() -> str:
-    """The present catalog as YAML, from the log's own state."""
-    models = {name: state_of(model.DECIDER, name) for name in reading.model_names()}
-    routes = {name: state_of(route.DECIDER, name) for name in reading.route_names()}
-    return catalog_file.export(models, routes)
+def exported(source: Source, upto: int | None = None) -> Configuration:
+    """What is configured now, from the log's own state, or with ``source`` as of ``upto``."""
+    then = state_of if upto is None else partial(_state_at, upto)
+    live_keys = Selection({"revoked": False})
+    return configuration(
+        source.select(Tenant),
+        source.select(ApiKey, live_keys),
+        {row.name: then(model.DECIDER, row.name) for row in source.select(Model)},
+        {row.name: then(route.DECIDER, row.name) for row in source.select(Route)},
+    )
+
+
+def _state_at(upto: int, decider: Decider[Any], target: str) -> Any:
+    stream = bootstrap.event_store().read_stream(decider.stream(target))
+    return fold(decider, (one.event for one in stream if one.position <= upto))
 
 
 def _dry_receipt(order: FileOrder, events: list[Event]) -> dict[str, Any]:

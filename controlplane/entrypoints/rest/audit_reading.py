@@ -5,11 +5,12 @@ from typing import Any
 from django.db.models import Q
 
 from controlplane.adapters.readmodel.models import AuditEntry
+from controlplane.entrypoints.rest import moments
 
 Json = dict[str, Any]
 _SHOWN = (
     "position", "at", "actor", "address", "action", "target", "outcome", "code", "detail",
-    "reason", "correlation_id", "before", "after", "asked",
+    "reason", "correlation_id", "before", "after", "asked", "undoes",
 )  # fmt: skip
 _SEARCHED = ("actor", "address", "action", "target", "code", "detail", "reason")
 
@@ -19,6 +20,8 @@ def entries(query: Json, tenant_id: str | None) -> list[Json]:
     found = AuditEntry.objects.all()
     if tenant_id is not None:
         found = found.filter(target=f"tenant-{tenant_id}")
+    if "as_of" in query:
+        found = found.filter(position__lte=moments.position_of(query["as_of"]))
     equal = ("actor", "action", "target", "outcome", "code")
     found = found.filter(**{name: query[name] for name in equal if name in query})
     if "q" in query:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from controlplane.application.ports import RecordedEvent
+from controlplane.domain.audit import undone_position
 from controlplane.domain.decider import Event
 from controlplane.domain.event_types import type_of
 
@@ -29,6 +30,7 @@ def event_json(recorded: RecordedEvent) -> dict[str, Any]:
         "data": event_data(recorded.event),
         "actor": recorded.meta.actor,
         "reason": recorded.meta.reason,
+        "undoes": undone_position(recorded.meta.causation_id),
         "recorded_at": recorded.recorded_at,
         "hash": recorded.hash.hex(),
     }

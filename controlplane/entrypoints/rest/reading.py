@@ -10,19 +10,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from importlib.metadata import version as installed_version
 from typing import Any
 
 import msgspec
 from django.conf import settings
-from django.db.models import TextField
-from django.db.models.functions import Cast, Concat
 
 from controlplane import bootstrap
 from controlplane.adapters.access.keys import last_uses
-from controlplane.adapters.eventstore.models import Event, Lease
+from controlplane.adapters.eventstore.models import Lease
 from controlplane.adapters.readmodel.models import Checkpoint
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.ports import CONTROLLER_LEASE
@@ -36,7 +33,6 @@ from controlplane.domain.policy import Principal
 from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.sources import (
     DatabaseSource,
-    FoldedSource,
     Selection,
     Source,
     model_of,
@@ -45,9 +41,8 @@ from controlplane.entrypoints.rest.sources import (
 )
 from controlplane.projections.base import Row
 from controlplane.projections.catalog import Alias, Model, Version
-from controlplane.projections.decisions import Decision
+from controlplane.projections.decisions import Decision, DecisionAbout
 from controlplane.projections.fleet import Node, Replica
-from controlplane.projections.fold import STATE, fold_rows
 from controlplane.projections.routes import Route
 from controlplane.projections.tenants import ApiKey, Tenant
 
@@ -115,37 +110,6 @@ def _projector() -> Projector:
     return bootstrap.projector()
 
 
-def source_of(as_of: str | None, reached: int) -> tuple[Source, int]:
-    """The rows now, which are at least at ``reached``, or as of a position or time; and where."""
-    if as_of is None:
-        return DatabaseSource(), reached
-    upto = _position_of(as_of)
-    return FoldedSource(fold_rows(_log_until(upto), STATE)), upto
-
-
-def _log_until(upto: int) -> Iterable[Any]:
-    store, after = bootstrap.event_store(), 0
-    while events := store.read_all(after, 1000, upto):
-        yield from events
-        after = events[-1].position
-
-
-def _position_of(as_of: str) -> int:
-    """A position, or the last one recorded at or before an ISO 8601 time."""
-    if as_of.isascii() and as_of.isdigit() and len(as_of) < 19:
-        if int(as_of) > head():
-            raise Problem(400, "invalid_as_of", "The log does not reach this position yet.")
-        return int(as_of)
-    try:
-        at = datetime.fromisoformat(as_of)
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
-        raise Problem(400, "invalid_as_of", "A log position, or like 2026-01-31T12:00:00Z.")
-    before = Event.objects.filter(recorded_at__lte=at.timestamp()).order_by("-position")
-    return before.values_list("position", flat=True).first() or 0
-
-
 def status(now: float) -> Json:
     reached, last = position(), head()
     lease = Lease.objects.filter(name=CONTROLLER_LEASE, expires_at__gt=now).first()
@@ -191,12 +155,13 @@ def require_tenant(tenant_id: str) -> None:
 
 
 def keys(source: Source, tenant_id: str, query: Json) -> Page:
+    """``last_used_at`` is known for now only, and null ``as_of`` a time before."""
     budgets = tenant_row(source, tenant_id).budgets
     equal: Json = {"tenant_id": tenant_id}
     if query.get("revoked") is not None:
         equal["revoked"] = query["revoked"] == "true"
     count, rows = page(source.select(ApiKey, Selection(equal)), query)
-    used = last_uses(tenant_id)
+    used = {} if "as_of" in query else last_uses(tenant_id)
     return count, [_key_json(row, used, budgets) for row in rows]
 
 
@@ -217,7 +182,7 @@ def _key_json(row: ApiKey, used: dict[str, float], budgets: Iterable[Budget]) ->
 
 
 def tenant_row(source: Source, tenant_id: str) -> Tenant:
-    return _required(source.get(Tenant, tenant_id), "tenant", tenant_id)
+    return required(source.get(Tenant, tenant_id), "tenant", tenant_id)
 
 
 # --- catalog ----------------------------------------------------------------------------------
@@ -245,7 +210,7 @@ def versions(source: Source, name: str, query: Json, reader: Principal) -> Page:
 def version(source: Source, name: str, version: str, reader: Principal) -> Found:
     """Its ETag is the model's: versions are part of the model's aggregate."""
     owner = _model(source, name, reader)
-    row = _required(source.get(Version, f"{name}@{version}"), "version", version)
+    row = required(source.get(Version, f"{name}@{version}"), "version", version)
     return Found(_version_json(row), owner.version)
 
 
@@ -257,7 +222,7 @@ def aliases(source: Source, name: str, query: Json, reader: Principal) -> Page:
 
 def _model(source: Source, name: str, reader: Principal) -> Model:
     row = source.get(Model, name)
-    return _required(row if row and _may_use(row, reader) else None, "model", name)
+    return required(row if row and _may_use(row, reader) else None, "model", name)
 
 
 def _may_use(row: Model, reader: Principal) -> bool:
@@ -291,14 +256,6 @@ def _version_json(row: Version) -> Json:
     return {**body, "price": price_texts(row.price)}
 
 
-def model_names() -> list[str]:
-    return [row.name for row in DatabaseSource().select(Model)]
-
-
-def route_names() -> list[str]:
-    return [row.name for row in DatabaseSource().select(Route)]
-
-
 # --- routes -----------------------------------------------------------------------------------
 def routes(source: Source, query: Json, reader: Principal) -> Page:
     hidden = _hidden_models(source, reader)
@@ -310,7 +267,7 @@ def routes(source: Source, query: Json, reader: Principal) -> Page:
 def route(source: Source, name: str, reader: Principal) -> Found:
     row = source.get(Route, name)
     seen = row if row and not _arms_in(row, _hidden_models(source, reader)) else None
-    found = _required(seen, "route", name)
+    found = required(seen, "route", name)
     return Found(_route_json(found), found.version)
 
 
@@ -373,7 +330,7 @@ def nodes(source: Source, query: Json) -> Page:
 
 
 def node(source: Source, node_id: str) -> Found:
-    row = _required(source.get(Node, node_id), "node", node_id)
+    row = required(source.get(Node, node_id), "node", node_id)
     replicas = source.select(Replica, Selection({"node_id": node_id}))
     return Found(_node_json(row, replicas), row.version)
 
@@ -399,27 +356,33 @@ def _replica_json(row: Replica) -> Json:
     return body
 
 
-def decisions(query: Json) -> list[Json]:
+def decisions(query: Json, upto: int) -> list[Json]:
     """Newest first; those that start, stop or miss a replica of ``version_id``, if one is given."""
-    found = model_of(Decision).objects.order_by("-position")
-    if "before" in query:
-        found = found.filter(position__lt=query["before"])
-    if "as_of" in query:
-        found = found.filter(position__lte=_position_of(query["as_of"]))
+    last = min(upto, query["before"] - 1) if "before" in query else upto
     if "version_id" in query:
-        quoted = f'"{query["version_id"]}"'
-        parts = Concat(*(Cast(name, TextField()) for name in ("started", "stopped", "unplaced")))
-        found = found.annotate(text=parts).filter(text__contains=quoted)
-    return [_json(row_of(Decision, values)) for values in found.values()[: query["limit"]]]
+        about = model_of(DecisionAbout).objects.filter(
+            version_id=query["version_id"], position__lte=last
+        )
+        wanted = list(
+            about.order_by("-position").values_list("position", flat=True)[: query["limit"]]
+        )
+        found = model_of(Decision).objects.filter(position__in=wanted)
+    else:
+        found = model_of(Decision).objects.filter(position__lte=last)
+    newest = found.order_by("-position").values()[: query["limit"]]
+    return [_json(row_of(Decision, values)) for values in newest]
 
 
-def decision(decision_id: str) -> Found:
-    row = _required(DatabaseSource().get(Decision, decision_id), "decision", decision_id)
+def decision(decision_id: str, upto: int) -> Found:
+    """A decision never changes: as of a position before it, it is not there."""
+    found = DatabaseSource().get(Decision, decision_id)
+    known = found if found and found.position <= upto else None
+    row = required(known, "decision", decision_id)
     return Found(_json(row), row.generation)
 
 
 # --- helpers ----------------------------------------------------------------------------------
-def _required(row: Any, what: str, name: str) -> Any:
+def required(row: Any, what: str, name: str) -> Any:
     if row is None:
         raise NotFound(what, name)
     return row

@@ -12,8 +12,7 @@ import msgspec
 from django.apps import apps
 from django.db import models
 
-from controlplane.projections.base import Row, key_of
-from controlplane.projections.memory import MemoryRows
+from controlplane.projections.base import Row, Rows, key_of
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -59,7 +58,7 @@ class DatabaseSource:
 class FoldedSource:
     """Rows in memory, from ``projections.fold``."""
 
-    def __init__(self, rows: MemoryRows) -> None:
+    def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
     def get(self, table: type[R], key: str) -> R | None:

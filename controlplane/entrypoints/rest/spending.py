@@ -1,26 +1,40 @@
-"""What a tenant's budgets count as of now: spent, reserved and remaining.
+"""What a tenant's budgets count, now or at a moment of the past: spent, reserved and remaining.
 
-``as_of`` shows the budgets of then with the figures of now: it does not turn the ledger back.
+In the past, days long gone come from the roll-up, which is by the day of admission; of the two days
+up to the moment the requests themselves are read, since one that was admitted yesterday may have
+ended after it. Nothing runs for longer than a day.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Sum
+from django.db.models import Q, QuerySet, Sum
 
 from controlplane.adapters.ledger.budgets import model_of
 from controlplane.adapters.ledger.models import InferenceRequest, Usage
 from controlplane.domain import money
-from controlplane.domain.budget import Budget, amount_in, applies, counted, period_start
+from controlplane.domain.budget import Budget, amount_in, applies, counted, day_of, period_start
 from controlplane.domain.errors import NotFound
+from controlplane.entrypoints.rest import moments
 from controlplane.entrypoints.rest.reading import Found, Json, Page, budget_json, tenant_row
 from controlplane.entrypoints.rest.sources import DatabaseSource, Source, page
 
+_DAY_SECONDS = 86_400.0
 
-def budgets(source: Source, tenant_id: str, query: Json, now: float) -> Page:
+
+@dataclass(frozen=True)
+class Moment:
+    """``at`` in Unix seconds; in the ``past``, the ledger is turned back to it."""
+
+    at: float
+    past: bool = False
+
+
+def budgets(source: Source, tenant_id: str, query: Json, moment: Moment) -> Page:
     found = [one for one in tenant_row(source, tenant_id).budgets if _concerns(one, query)]
     count, rows = page(found, query)
-    held = _held(tenant_id) if rows else []
-    return count, [_figures(tenant_id, one, held, now) for one in rows]
+    held = _held(tenant_id, moment) if rows else []
+    return count, [_figures(tenant_id, one, held, moment) for one in rows]
 
 
 def _concerns(budget: Budget, query: Json) -> bool:
@@ -32,16 +46,16 @@ def _concerns(budget: Budget, query: Json) -> bool:
     return applies(budget, query.get("subject", ""), query.get("model", ""))
 
 
-def budget(source: Source, tenant_id: str, budget_id: str, now: float) -> Found:
+def budget(source: Source, tenant_id: str, budget_id: str, moment: Moment) -> Found:
     row = tenant_row(source, tenant_id)
     found = _of_name(row.budgets, budget_id)
-    return Found(_figures(tenant_id, found, _held(tenant_id), now), row.version)
+    return Found(_figures(tenant_id, found, _held(tenant_id, moment), moment), row.version)
 
 
 def spent_now(tenant_id: str, budget_id: str, now: float) -> int:
     """All that was spent in the budget's present period, the forgiven included."""
     found = _of_name(tenant_row(DatabaseSource(), tenant_id).budgets, budget_id)
-    return _spent(tenant_id, found, period_start(found.period, now))
+    return _spent(tenant_id, found, period_start(found.period, now), Moment(now))
 
 
 def _of_name(budgets: tuple[Budget, ...], budget_id: str) -> Budget:
@@ -51,9 +65,9 @@ def _of_name(budgets: tuple[Budget, ...], budget_id: str) -> Budget:
     raise NotFound("budget", budget_id)
 
 
-def _figures(tenant_id: str, budget: Budget, held: list[Any], now: float) -> Json:
-    start = period_start(budget.period, now)
-    total = _spent(tenant_id, budget, start)
+def _figures(tenant_id: str, budget: Budget, held: list[Any], moment: Moment) -> Json:
+    start = period_start(budget.period, moment.at)
+    total = _spent(tenant_id, budget, start, moment)
     spent = counted(budget, start, total)
     reserved = sum(
         price if budget.unit == "money" else tokens
@@ -70,10 +84,35 @@ def _figures(tenant_id: str, budget: Budget, held: list[Any], now: float) -> Jso
     return {**budget_json(budget), **shown}
 
 
-def _spent(tenant_id: str, budget: Budget, start: str) -> int:
+def _spent(tenant_id: str, budget: Budget, start: str, moment: Moment) -> int:
     rows = Usage.objects.filter(
         tenant_id=tenant_id, scope=budget.scope, target=budget.target, day__gte=start
     )
+    if not moment.past:
+        return _sum(budget, rows)
+    yesterday = day_of(moment.at - _DAY_SECONDS)
+    return _sum(budget, rows.filter(day__lt=yesterday)) + sum(
+        price if budget.unit == "money" else prompt + output
+        for subject, version, day, prompt, output, price in _recent(tenant_id, moment)
+        .filter(ended_at__lte=moment.at)
+        .exclude(outcome="")
+        .values_list(
+            "subject", "version_id", "day", "num_prompt_tokens", "num_output_tokens", "price"
+        )
+        if day >= max(start, yesterday) and applies(budget, subject, model_of(version))
+    )
+
+
+def _recent(tenant_id: str, moment: Moment) -> QuerySet[InferenceRequest]:
+    """Admitted within the two days up to the moment, found by the order of ids."""
+    first = moments.last_request_until(moment.at - 2 * _DAY_SECONDS, slack=False)
+    last = moments.last_request_until(moment.at)
+    return InferenceRequest.objects.filter(
+        tenant_id=tenant_id, pk__gte=first, pk__lte=last, at__lte=moment.at
+    )
+
+
+def _sum(budget: Budget, rows: QuerySet[Usage]) -> int:
     if budget.unit == "money":
         sums = rows.aggregate(milli=Sum("price_milli"), pico=Sum("price_pico"))
         return money.join(sums["milli"] or 0, sums["pico"] or 0)
@@ -81,8 +120,11 @@ def _spent(tenant_id: str, budget: Budget, start: str) -> int:
     return int((sums["prompt"] or 0) + (sums["output"] or 0))
 
 
-def _held(tenant_id: str) -> list[Any]:
-    live = InferenceRequest.objects.filter(tenant_id=tenant_id, outcome="")
+def _held(tenant_id: str, moment: Moment) -> list[Any]:
+    if moment.past:
+        live = _recent(tenant_id, moment).filter(Q(outcome="") | Q(ended_at__gt=moment.at))
+    else:
+        live = InferenceRequest.objects.filter(tenant_id=tenant_id, outcome="")
     return list(
         live.values_list("subject", "version_id", "day", "reserved_tokens", "reserved_price")
     )

@@ -10,7 +10,7 @@ the command over and renders the receipt; a view only says which command::
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,7 +21,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane import bootstrap
-from controlplane.application.handle import Handled
+from controlplane.application.handle import Handled, scoped
 from controlplane.application.ports import EventMeta, Idempotency, StoredResponse
 from controlplane.domain.audit import redacted
 from controlplane.domain.decider import Command, Decider
@@ -126,6 +126,7 @@ class Write:
     reason: str = ""
     status: int = 200
     extra: Extra | None = None
+    causation_id: str = ""
 
     def receipt(self, handled: Handled, dry_run: bool = False) -> dict[str, Any]:
         return {
@@ -169,7 +170,7 @@ def handle(request: Request, write: Write, reason: str, dry_run: bool, part: str
             write.decider,
             write.decider.stream(write.target),
             write.command,
-            meta_of(request, write.reason or reason),
+            replace(meta_of(request, write.reason or reason), causation_id=write.causation_id),
             expected_version=expected_version(request),
             idempotency=None if dry_run else idempotency_of(request, part),
             response=write.stored,
@@ -182,6 +183,13 @@ def handle(request: Request, write: Write, reason: str, dry_run: bool, part: str
         stale = Problem(412, error.code, error.message, headers)
         stale.recorded = error.recorded
         raise stale from None
+
+
+def replayed(request: Request) -> HttpResponseBase | None:
+    """The first answer to this request's Idempotency-Key, if there was one."""
+    key = scoped(idempotency_of(request), meta_of(request))
+    stored = bootstrap.event_store().stored_response(key.key) if key else None
+    return _replayed(stored) if stored and key and stored.body_hash == key.body_hash else None
 
 
 def _replayed(stored: StoredResponse) -> HttpResponse:

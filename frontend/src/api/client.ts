@@ -42,6 +42,7 @@ const headers: Middleware = {
     }
     if (seenPosition === 0 || !OF_READ_MODEL.test(request.url)) return request;
     const url = new URL(request.url);
+    if (url.searchParams.has("as_of")) return request;
     url.searchParams.set("min_position", String(seenPosition));
     return new Request(url, request);
   },

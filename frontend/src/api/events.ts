@@ -4,7 +4,8 @@ import {
   type QueryClient,
   queryOptions,
 } from "@tanstack/react-query";
-import { body, client } from "./client";
+import { asOfQuery, type Moment } from "./asOf";
+import { body, client, idempotencyKey, ifMatch } from "./client";
 import { nextQuery } from "./pages";
 import type { LogEvent, Page } from "./types";
 
@@ -25,8 +26,9 @@ export function eventsQuery(filters: EventFilters) {
   return infiniteQueryOptions({
     queryKey: ["events", present(filters)],
     initialPageParam: null as Cursor,
-    queryFn: ({ pageParam }): Promise<Page<LogEvent>> => {
-      const query = pageParam ?? { ...present(filters), order: "desc", limit: LIMIT };
+    queryFn: ({ pageParam, meta }): Promise<Page<LogEvent>> => {
+      const first = { ...present(filters), order: "desc" as const, limit: LIMIT };
+      const query = { ...(pageParam ?? first), ...asOfQuery({ meta }) };
       return body(client.GET("/api/v1/events/", { params: { query } }));
     },
     getNextPageParam: (page): Cursor => nextQuery(page.next),
@@ -78,4 +80,37 @@ export function eventQuery(position: number) {
     },
     staleTime: Number.POSITIVE_INFINITY, // an event never changes
   });
+}
+
+/** The last event at or before a moment; null before the first one. */
+export function lastEventQuery(asOf: Moment) {
+  const query = { as_of: String(asOf), order: "desc" as const, limit: 1 };
+  return queryOptions({
+    queryKey: ["event", "last", asOf],
+    queryFn: async (): Promise<LogEvent | null> => {
+      const page: Page<LogEvent> = await body(client.GET("/api/v1/events/", { params: { query } }));
+      return page.results[0] ?? null;
+    },
+  });
+}
+
+/** What taking an event back would do; the refusal says why it cannot be done. */
+export function undoPreviewQuery(position: number) {
+  const params = { path: { position }, query: { dry_run: true } };
+  return queryOptions({
+    queryKey: ["undo", position],
+    queryFn: () => body(client.POST("/api/v1/events/{position}/undo/", { params, body: {} })),
+    gcTime: 0, // what it would do depends on what happens meanwhile
+    retry: false,
+  });
+}
+
+/** `version`: of the aggregate as the preview saw it. */
+export function undoEvent(position: number, version: number, reason: string) {
+  const order = {
+    params: { path: { position } },
+    body: reason ? { reason } : {},
+    headers: { ...idempotencyKey(), ...ifMatch(`"${version}"`) },
+  };
+  return body(client.POST("/api/v1/events/{position}/undo/", order));
 }

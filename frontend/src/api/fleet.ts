@@ -1,15 +1,24 @@
 import { queryOptions, useQuery } from "@tanstack/react-query";
+import { asOfQuery } from "./asOf";
 import { body, client, idempotencyKey } from "./client";
 import { allRows } from "./pages";
 
 export const nodesQuery = queryOptions({
   queryKey: ["nodes"],
-  queryFn: () => allRows((query) => body(client.GET("/api/v1/nodes/", { params: { query } }))),
+  queryFn: (asked) =>
+    allRows((query) =>
+      body(client.GET("/api/v1/nodes/", { params: { query: { ...query, ...asOfQuery(asked) } } })),
+    ),
 });
 
 export const placementsQuery = queryOptions({
   queryKey: ["placements"],
-  queryFn: () => allRows((query) => body(client.GET("/api/v1/placements/", { params: { query } }))),
+  queryFn: (asked) =>
+    allRows((query) =>
+      body(
+        client.GET("/api/v1/placements/", { params: { query: { ...query, ...asOfQuery(asked) } } }),
+      ),
+    ),
 });
 
 export const statusQuery = queryOptions({

@@ -45,6 +45,7 @@ const logEvent = z.object({
   data: z.record(z.string(), z.unknown()).catch({}),
   actor: z.string().catch(""),
   reason: z.string().catch(""),
+  undoes: z.number().nullable().catch(null),
   recorded_at: z.number(),
   hash: z.string().catch(""),
 });

@@ -1,17 +1,26 @@
 import { queryOptions } from "@tanstack/react-query";
+import { asOfQuery } from "./asOf";
 import { body, client, idempotencyKey, ifMatch, tagged } from "./client";
 import { allRows } from "./pages";
 import type { Access, NewVersion, Price } from "./types";
 
 export const modelsQuery = queryOptions({
   queryKey: ["models"],
-  queryFn: () => allRows((query) => body(client.GET("/api/v1/models/", { params: { query } }))),
+  queryFn: (asked) =>
+    allRows((query) =>
+      body(client.GET("/api/v1/models/", { params: { query: { ...query, ...asOfQuery(asked) } } })),
+    ),
 });
 
 export function modelQuery(name: string) {
   return queryOptions({
     queryKey: ["models", name],
-    queryFn: () => tagged(client.GET("/api/v1/models/{name}/", { params: { path: { name } } })),
+    queryFn: (asked) =>
+      tagged(
+        client.GET("/api/v1/models/{name}/", {
+          params: { path: { name }, query: asOfQuery(asked) },
+        }),
+      ),
   });
 }
 

@@ -1,17 +1,26 @@
 import { queryOptions } from "@tanstack/react-query";
+import { asOfQuery } from "./asOf";
 import { body, client, idempotencyKey, ifMatch, tagged } from "./client";
 import { allRows } from "./pages";
 import type { Arm, RouteOrder } from "./types";
 
 export const routesQuery = queryOptions({
   queryKey: ["routes"],
-  queryFn: () => allRows((query) => body(client.GET("/api/v1/routes/", { params: { query } }))),
+  queryFn: (asked) =>
+    allRows((query) =>
+      body(client.GET("/api/v1/routes/", { params: { query: { ...query, ...asOfQuery(asked) } } })),
+    ),
 });
 
 export function routeQuery(name: string) {
   return queryOptions({
     queryKey: ["routes", name],
-    queryFn: () => tagged(client.GET("/api/v1/routes/{name}/", { params: { path: { name } } })),
+    queryFn: (asked) =>
+      tagged(
+        client.GET("/api/v1/routes/{name}/", {
+          params: { path: { name }, query: asOfQuery(asked) },
+        }),
+      ),
   });
 }
 

@@ -1,4 +1,5 @@
 import { queryOptions, useQuery } from "@tanstack/react-query";
+import { useAsOf } from "./asOf";
 import { body, client, setCsrfToken } from "./client";
 import { ProblemError } from "./problem";
 import type { Session } from "./types";
@@ -39,7 +40,7 @@ export async function logOut(): Promise<void> {
   await body(client.DELETE("/api/v1/session/"));
 }
 
-type Resource =
+export type Resource =
   | "tenant"
   | "key"
   | "budget"
@@ -60,6 +61,8 @@ export function mayWrite(session: Session | null | undefined, resource: Resource
   return WRITES[session?.role ?? ""]?.includes(resource) ?? false;
 }
 
+/** Nothing can be changed in the past. */
 export function useMayWrite(resource: Resource): boolean {
-  return mayWrite(useQuery(sessionQuery).data, resource);
+  const session = useQuery(sessionQuery).data;
+  return useAsOf() === undefined && mayWrite(session, resource);
 }

@@ -1,5 +1,6 @@
 /** The newest telemetry of each node, and a few minutes of it, outside react-query's caches. */
 import { useSyncExternalStore } from "react";
+import { useAsOf } from "./asOf";
 import type { DeviceLoad, Telemetry } from "./liveMessages";
 
 const HISTORY = 180; // at one report per 2 s: six minutes
@@ -51,12 +52,16 @@ function subscribe(listener: () => void): () => void {
   return () => listeners.delete(listener);
 }
 
+/** Telemetry is of now and kept nowhere: in the past there is none. */
 export function useTelemetry(nodeId: string): Telemetry | undefined {
-  return useSyncExternalStore(subscribe, () => latest.get(nodeId));
+  const past = useAsOf() !== undefined;
+  return useSyncExternalStore(subscribe, () => (past ? undefined : latest.get(nodeId)));
 }
 
 export function useTelemetryHistory(nodeId: string): Sample[] {
-  return useSyncExternalStore(subscribe, () => history.get(nodeId) ?? NO_SAMPLES);
+  const past = useAsOf() !== undefined;
+  const read = () => (past ? NO_SAMPLES : (history.get(nodeId) ?? NO_SAMPLES));
+  return useSyncExternalStore(subscribe, read);
 }
 
 /** A number computed over all nodes' newest reports; re-renders only when the number changes. */

@@ -1,18 +1,27 @@
 import { queryOptions } from "@tanstack/react-query";
+import { asOfQuery } from "./asOf";
 import { body, client, idempotencyKey, ifMatch, tagged } from "./client";
 import { allRows } from "./pages";
 import type { BudgetRule, NewKey } from "./types";
 
 export const tenantsQuery = queryOptions({
   queryKey: ["tenants"],
-  queryFn: () => allRows((query) => body(client.GET("/api/v1/tenants/", { params: { query } }))),
+  queryFn: (asked) =>
+    allRows((query) =>
+      body(
+        client.GET("/api/v1/tenants/", { params: { query: { ...query, ...asOfQuery(asked) } } }),
+      ),
+    ),
 });
 
 export function tenantQuery(tenant_id: string) {
-  const params = { path: { tenant_id } };
+  const path = { tenant_id };
   return queryOptions({
     queryKey: ["tenants", tenant_id],
-    queryFn: () => tagged(client.GET("/api/v1/tenants/{tenant_id}/", { params })),
+    queryFn: (asked) =>
+      tagged(
+        client.GET("/api/v1/tenants/{tenant_id}/", { params: { path, query: asOfQuery(asked) } }),
+      ),
   });
 }
 
@@ -20,10 +29,13 @@ export function budgetsQuery(tenant_id: string) {
   const path = { tenant_id };
   return queryOptions({
     queryKey: ["tenants", tenant_id, "budgets"],
-    queryFn: () =>
-      allRows((query) =>
-        body(client.GET("/api/v1/tenants/{tenant_id}/budgets/", { params: { path, query } })),
-      ),
+    queryFn: (asked) =>
+      allRows((page) => {
+        const query = { ...page, ...asOfQuery(asked) };
+        return body(
+          client.GET("/api/v1/tenants/{tenant_id}/budgets/", { params: { path, query } }),
+        );
+      }),
   });
 }
 
@@ -31,10 +43,11 @@ export function keysQuery(tenant_id: string) {
   const path = { tenant_id };
   return queryOptions({
     queryKey: ["tenants", tenant_id, "keys"],
-    queryFn: () =>
-      allRows((query) =>
-        body(client.GET("/api/v1/tenants/{tenant_id}/keys/", { params: { path, query } })),
-      ),
+    queryFn: (asked) =>
+      allRows((page) => {
+        const query = { ...page, ...asOfQuery(asked) };
+        return body(client.GET("/api/v1/tenants/{tenant_id}/keys/", { params: { path, query } }));
+      }),
   });
 }
 

@@ -8,7 +8,7 @@
  * It leaves a retired version, a suspended tenant and a deleted route behind; do not run it where
  * that matters.
  */
-import { expect, goTo, inBrowser, logIn, pick, shot } from "./browser.mjs";
+import { expect, goTo, inBrowser, logIn, pick, shot, TOUR_URL } from "./browser.mjs";
 
 const tag = Date.now().toString(36);
 const MODEL = `orders-${tag}`;
@@ -107,6 +107,25 @@ async function drain(page) {
   await node.getByText("draining").waitFor({ state: "detached" });
 }
 
+/** The suspension is taken back, which the log then shows. */
+async function undo(page) {
+  await page.goto(`${TOUR_URL}/events?stream=tenant-${TENANT}&type=TenantSuspended`);
+  const events = page.getByRole("region", { name: "Events" });
+  await events.getByRole("button").first().click();
+  await press(page.getByRole("dialog", { name: /^Event/ }), "Undo …");
+  const ask = page.getByRole("dialog", { name: /^Undo event/ });
+  await ask.getByText("Resume tenant").waitFor();
+  await shot(page, "orders-undo");
+  await filled(page, /^Undo event/, { Reason: "orders" }, "Undo it");
+  await page.goto(`${TOUR_URL}/events?stream=tenant-${TENANT}`);
+  await events.getByRole("button").first().click();
+  await page
+    .getByRole("dialog", { name: /^Event/ })
+    .getByText("Undoes")
+    .waitFor();
+  await shot(page, "orders-undone");
+}
+
 async function scaleAndRetire(page) {
   await goTo(page, "Models");
   await page.getByRole("link", { name: MODEL, exact: true }).click();
@@ -141,4 +160,5 @@ await inBrowser("orders", async (page) => {
   await route(page);
   await drain(page);
   await scaleAndRetire(page);
+  await undo(page);
 });

@@ -95,6 +95,30 @@ async function openDetails(page) {
   await openDetail(page, "Decisions", decision, "decision");
 }
 
+/** Half of the log ago: every page says so and nothing can be changed there. */
+async function inThePast(page) {
+  await goTo(page, "Fleet");
+  await page.getByRole("button", { name: "As of" }).click();
+  await shot(page, "as-of");
+  const field = page.getByLabel("Log position", { exact: true }).first();
+  const head = Number((await field.inputValue()).replaceAll(/\D/g, ""));
+  await field.fill(String(Math.floor(head / 2)));
+  await field.press("Enter");
+  const banner = page.getByRole("status", { name: "As of" });
+  await banner.getByText(/As of position/).waitFor();
+  for (const name of ["Fleet", "Models", "Routes", "Tenants", "Decisions", "Events"]) {
+    await goTo(page, name);
+    await page.waitForTimeout(500);
+    expect((await page.getByRole("alert").count()) === 0, `${name} in the past shows an alert`);
+    expect(/as_of=\d/.test(page.url()), `${name} forgot the moment`);
+    const changes = page.getByRole("button", { name: /^(Create|Register|Drain|Edit|Delete)/ });
+    expect((await changes.count()) === 0, `${name} in the past offers a change`);
+    await shot(page, `past-${name.toLowerCase()}`);
+  }
+  await banner.getByRole("button", { name: "Back to live" }).click();
+  await banner.waitFor({ state: "detached" });
+}
+
 async function inDark(page) {
   await page.emulateMedia({ colorScheme: "dark" });
   for (const name of ["Fleet", "Decisions", "Audit", "Playground"]) {
@@ -123,6 +147,7 @@ await inBrowser("tour", async (page) => {
   await page.waitForTimeout(2_500); // one telemetry report
   for (const name of PAGES) await visit(page, name);
   await openDetails(page);
+  await inThePast(page);
   await converse(page);
   await findWithPalette(page);
   await inDark(page);

@@ -24,6 +24,7 @@ export class FakeBackend {
     this.role = "admin";
     this.calls = [];
     this.methods = [];
+    this.past = [];
     this.onEvent = () => {};
   }
 
@@ -55,7 +56,7 @@ export class FakeBackend {
     if (parts[0] === "session" && parts[1] === "methods") return ok({ methods: this.methods });
     if (parts[0] === "session") return this.session(request);
     if (this.user === null) throw new Refusal(401, "not_authenticated", "Log in.");
-    if (request.method === "GET") return this.read(parts, request.query);
+    if (request.method === "GET") return this.readAsOf(parts, request.query);
     if (request.headers["x-csrftoken"] !== CSRF) {
       throw new Refusal(403, "csrf_failed", "Send the CSRF token as X-CSRFToken.");
     }
@@ -77,6 +78,31 @@ export class FakeBackend {
     return ok({ username: this.user, role: this.role, tenant_id: "", csrf_token: CSRF });
   }
 
+  // --- the past -------------------------------------------------------------------------------
+
+  readAsOf(parts, query) {
+    const now = this.state;
+    if (query.as_of !== undefined) this.state = this.stateAt(query.as_of);
+    try {
+      return this.read(parts, query);
+    } finally {
+      this.state = now;
+    }
+  }
+
+  /** The state before the first write after a position or a time, with the events until then. */
+  stateAt(asOf) {
+    const position = /^\d+$/.test(asOf) ? Number(asOf) : this.lastUntil(Date.parse(asOf) / 1000);
+    if (position > this.state.position) throw new Refusal(400, "invalid_as_of", "Not yet.");
+    const then = this.past.find((state) => state.position >= position) ?? this.state;
+    const events = then.events.filter((event) => event.position <= position);
+    return { ...then, position, events };
+  }
+
+  lastUntil(seconds) {
+    return this.state.events.findLast((event) => event.recorded_at <= seconds)?.position ?? 0;
+  }
+
   // --- reads ----------------------------------------------------------------------------------
 
   read([kind, id, sub], query) {
@@ -94,6 +120,7 @@ export class FakeBackend {
     if (kind === "usage" && id === "check") return ok({ last: CHECK });
     if (kind === "usage") return ok(usageOf(query));
     if (kind === "requests") return this.page(this.requests(query), query, "after");
+    if (kind === "decisions" && sub === "replay") return ok(this.replay(found()));
     if (kind === "decisions" && id) return ok(found());
     if (kind === "decisions") return this.page(this.state.decisions, query, "before");
     if (kind === "placements") {
@@ -108,6 +135,16 @@ export class FakeBackend {
   audit({ q = "", outcome }) {
     const has = (entry) => JSON.stringify(entry).toLowerCase().includes(q.toLowerCase());
     return this.state.audit.filter((e) => has(e) && (!outcome || e.outcome === outcome));
+  }
+
+  /** The newest decision is decided otherwise now. */
+  replay({ decision_id, position, planned_from }) {
+    const about = { decision_id, position, planned_from, inputs_recorded: true };
+    if (decision_id !== this.state.decisions[0].decision_id) {
+      return { ...about, equal: true, differences: [] };
+    }
+    const path = "started[0].candidates[0].score";
+    return { ...about, equal: false, differences: [{ path, stored: 0.81, replayed: 0.5 }] };
   }
 
   find(kind, id) {
@@ -181,6 +218,8 @@ export class FakeBackend {
 
   write(parts, request) {
     const [kind, id] = parts;
+    this.past.push(structuredClone(this.state));
+    if (kind === "events") return this.undo(Number(id), request);
     if (kind === "tickets") return ok(this.ticket(), {}, 201);
     if (kind === "verification") return ok(this.verify(), {}, 202);
     if (!id) return this.create(kind, request);
@@ -200,6 +239,38 @@ export class FakeBackend {
     const done = { at, actor: "user:admin", intact: finding === null, finding };
     this.state.verification = { ...this.state.verification, ...done };
     return this.state.verification;
+  }
+
+  /** Only a change of tier can be undone here. */
+  undo(position, { query, headers, body }) {
+    const undone = this.state.events.find((event) => event.position === position);
+    const later = this.state.events.find((event) => event.undoes === position);
+    if (later) {
+      throw new Refusal(409, "already_undone", `It was undone at position ${later.position}.`);
+    }
+    if (undone.type !== "TenantTierChanged") {
+      throw new Refusal(409, "not_undoable", "The key's secret was erased when it was revoked.");
+    }
+    const tenant_id = undone.stream.slice("tenant-".length);
+    const data = { tenant_id, tier: "free" };
+    const version = this.versionOf("tenants", tenant_id);
+    const plan = {
+      id: tenant_id,
+      version: version + 1,
+      changed: true,
+      dry_run: query.dry_run === "true",
+      events: [{ type: "TenantTierChanged", data: { ...data, at: 0 } }],
+      undoes: position,
+      commands: [{ type: "ChangeTier", data }],
+    };
+    if (plan.dry_run) return ok(plan);
+    if (headers["if-match"] !== `"${version}"`) {
+      throw new Refusal(412, "version_conflict", `${tenant_id} is at version ${version}.`);
+    }
+    this.find("tenants", tenant_id).tier = "free";
+    this.state.versions[`tenants/${tenant_id}`] = version + 1;
+    this.append(undone.stream, undone.type, { ...data, ...body }, "user:admin", position);
+    return ok(plan, this.at());
   }
 
   ticket() {
@@ -350,13 +421,14 @@ export class FakeBackend {
     return ok({ ...receipt, events: [], ...extra }, this.at(), extra.secret ? 201 : 200);
   }
 
-  append(stream, type, data, actor) {
+  append(stream, type, data, actor, undoes = null) {
     this.state.position += 1;
     const { position } = this.state;
     const recorded_at = Date.now() / 1000;
     const hash = position.toString(16).padStart(64, "0");
     const { reason = "" } = data;
-    const event = { position, stream, version: 1, type, data, actor, reason, recorded_at, hash };
+    const about = { actor, reason, undoes, recorded_at, hash };
+    const event = { position, stream, version: 1, type, data, ...about };
     this.state.events.push(event);
     this.onEvent(event);
     return event;

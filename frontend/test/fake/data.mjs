@@ -246,6 +246,7 @@ export function event(position) {
     actor,
     reason: "",
     recorded_at: T0 + position * 10,
+    undoes: null,
     hash: position.toString(16).padStart(64, "c0ffee"),
   };
 }

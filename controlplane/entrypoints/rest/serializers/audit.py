@@ -13,6 +13,7 @@ from controlplane.entrypoints.rest.fields import (
     limit_field,
     position_field,
 )
+from controlplane.entrypoints.rest.serializers.common import ReceiptSerializer, as_of_field
 
 AUDIT_OUTCOMES = ("done", "refused")
 OUTCOMES = ("running", "ok", "cancelled", "error", "timeout", "unknown")
@@ -26,11 +27,20 @@ class EventSerializer(serializers.Serializer[Any]):
     data = serializers.DictField()  # type: ignore[assignment]  # hides DRF's own
     actor = serializers.CharField()
     reason = serializers.CharField()
+    undoes = serializers.IntegerField(
+        allow_null=True, help_text="Position of the event that this one takes back."
+    )
     recorded_at = serializers.FloatField()
     hash = serializers.CharField(help_text="SHA-256(previous hash || record), hex.")
 
 
-class EventQuery(Query):
+class AsOfQuery(Query):
+    """For what is read from the log or the ledger itself, which is never behind."""
+
+    as_of = as_of_field()
+
+
+class EventQuery(AsOfQuery):
     after = position_field(help_text="Positions beyond this one (below it with order=desc).")
     limit = limit_field()
     stream = Text(required=False)
@@ -56,9 +66,12 @@ class AuditEntrySerializer(serializers.Serializer[Any]):
     before = serializers.DictField(help_text="By thing, the fields that changed.")
     after = serializers.DictField()
     asked = serializers.DictField(help_text="What a refused order asked for.")
+    undoes = serializers.IntegerField(
+        allow_null=True, help_text="Position of the event that it takes back."
+    )
 
 
-class AuditQuery(Query):
+class AuditQuery(AsOfQuery):
     """Newest first; ``after`` continues from the last position of the page before."""
 
     q = Text(required=False, max_length=200, help_text="In any text of the entry.")
@@ -74,6 +87,18 @@ class AuditQuery(Query):
     )
     after = position_field()
     limit = limit_field()
+
+
+class CommandSerializer(serializers.Serializer[Any]):
+    type = serializers.CharField()
+    data = serializers.DictField()  # type: ignore[assignment]  # hides DRF's own
+
+
+class UndoneSerializer(ReceiptSerializer):
+    """What taking an event back did, or with dry_run would do."""
+
+    undoes = serializers.IntegerField()
+    commands = CommandSerializer(many=True)
 
 
 class RequestSerializer(serializers.Serializer[Any]):
@@ -130,7 +155,7 @@ class AttemptSerializer(serializers.Serializer[Any]):
     duration_ms = serializers.FloatField()
 
 
-class RequestQuery(Query):
+class RequestQuery(AsOfQuery):
     """Newest first; ``after`` continues from the last position of the page before."""
 
     request_id = Text(required=False)

@@ -49,17 +49,21 @@ class ReceiptSerializer(serializers.Serializer[Any]):
     events = WouldBeEventSerializer(many=True)
 
 
+def as_of_field() -> Text:
+    return Text(
+        required=False,
+        max_length=40,
+        help_text="Time travel: a log position, or an ISO 8601 time with its offset.",
+    )
+
+
 class ReadQuery(Query):
     """Every read of the read model can wait for a position, or go back to one."""
 
     min_position = position_field(
         code="invalid_position", help_text="Wait up to 2 s until the read model is here."
     )
-    as_of = Text(
-        required=False,
-        max_length=40,
-        help_text="Time travel: a log position, or an ISO 8601 time with its offset.",
-    )
+    as_of = as_of_field()
 
 
 class ListQuery(ReadQuery):

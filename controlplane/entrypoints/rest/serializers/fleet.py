@@ -126,6 +126,52 @@ class DecisionSerializer(serializers.Serializer[Any]):
     unplaced = UnplacedSerializer(many=True)
 
 
+class DifferenceSerializer(serializers.Serializer[Any]):
+    path = serializers.CharField(help_text="Like started[0].reason.")
+    stored = serializers.JSONField(allow_null=True)
+    replayed = serializers.JSONField(allow_null=True)
+
+
+class ReplaySerializer(serializers.Serializer[Any]):
+    """The decision made again from what it saw: the log up to planned_from, and its inputs."""
+
+    decision_id = serializers.CharField()
+    position = serializers.IntegerField()
+    planned_from = serializers.IntegerField()
+    inputs_recorded = serializers.BooleanField(
+        help_text="False for events of schema version 1: a difference then proves nothing."
+    )
+    equal = serializers.BooleanField(help_text="Bit for bit.")
+    differences = DifferenceSerializer(many=True)
+
+
+class ChangeSerializer(serializers.Serializer[Any]):
+    """``code`` of a stop; candidates and rejections of a start."""
+
+    change = serializers.ChoiceField(("started", "stopped"))
+    assignment = AssignmentSerializer()
+    reason = serializers.CharField()
+    code = serializers.CharField(required=False)
+    candidates = CandidateSerializer(many=True, required=False)
+    rejections = RejectionSerializer(many=True, required=False)
+
+
+class ExplanationSerializer(serializers.Serializer[Any]):
+    """Why a replica is where it is, and whether that can be computed again."""
+
+    replica_id = serializers.CharField()
+    version_id = serializers.CharField()
+    node_id = serializers.CharField()
+    device_index = serializers.IntegerField()
+    state = serializers.CharField()
+    reason = serializers.CharField()
+    decision_id = serializers.CharField()
+    decided_at = serializers.FloatField()
+    decision_position = serializers.IntegerField()
+    changes = ChangeSerializer(many=True)
+    replay = ReplaySerializer()
+
+
 class DecisionQuery(ReadQuery):
     """Newest first; ``before`` is the position to continue below."""
 

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import moments, reading
 from controlplane.entrypoints.rest.auditing import note_refusal
 from controlplane.entrypoints.rest.fields import Query
 from controlplane.entrypoints.rest.rendering import AnyAccept
@@ -32,9 +32,15 @@ class ApiView(APIView):
         note_refusal(self.request, self, exc)
         return super().handle_exception(exc)
 
+    def position(self, query: dict[str, Any]) -> int:
+        """Where the answer stands: at ``as_of``, or as far as the read model is now."""
+        if "as_of" in query:
+            return moments.position_of(query["as_of"])
+        return reading.wait_for(query.get("min_position"))
+
     def source(self, query: dict[str, Any]) -> tuple[Source, int]:
         reached = reading.wait_for(query.get("min_position"))
-        return reading.source_of(query.get("as_of"), reached)
+        return moments.source_of(query.get("as_of"), reached)
 
     def respond_one(self, request: Request, find: Callable[[Source], reading.Found]) -> Response:
         """One thing of the read model, with its ETag and the position it was read at."""

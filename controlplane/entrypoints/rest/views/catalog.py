@@ -1,4 +1,4 @@
-"""Models, versions, aliases, access, routes, and the catalog as a file."""
+"""Models, versions, aliases, access, routes, and the configuration as a file."""
 
 import time
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from controlplane.entrypoints.rest.fields import Order
 from controlplane.entrypoints.rest.parsing import CatalogJSONParser, YamlTextParser
 from controlplane.entrypoints.rest.security import principal_in
 from controlplane.entrypoints.rest.serializers import catalog as shapes
-from controlplane.entrypoints.rest.serializers.common import ListQuery
+from controlplane.entrypoints.rest.serializers.common import ListQuery, ReadQuery
 from controlplane.entrypoints.rest.views.base import ApiView
 from controlplane.entrypoints.rest.writing import Write, WriteQuery, body_of, perform, query_of
 
@@ -202,18 +202,20 @@ class Route(ApiView):
 
 
 class Apply(ApiView):
-    """The catalog as one YAML file, both ways; see ``application.catalog_file``."""
+    """The configuration as one YAML file, both ways; see ``application.configuration``."""
 
     resource = "catalog"
     parser_classes: ClassVar[list[type[BaseParser]]] = [YamlTextParser, CatalogJSONParser]  # type: ignore[misc]
 
     @read("catalog_export", {(200, "application/yaml"): str})
     def get(self, request: Request) -> HttpResponse:
-        position = reading.wait_for(None)
+        query = query_of(request, ReadQuery)
+        source, position = self.source(query)
+        found = applying.exported(source, position if "as_of" in query else None)
         return HttpResponse(
-            applying.export(),
+            found.text(position),
             content_type="application/yaml",
-            headers={"X-Log-Position": str(position)},
+            headers={"X-Log-Position": str(position), "X-Configuration-Hash": found.digest()},
         )
 
     @write(

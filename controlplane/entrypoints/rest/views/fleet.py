@@ -8,9 +8,11 @@ from rest_framework.response import Response
 
 from controlplane.domain import node
 from controlplane.domain.ids import NodeId
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import reading, replaying
 from controlplane.entrypoints.rest.documenting import page_of, read, write
+from controlplane.entrypoints.rest.fields import Query
 from controlplane.entrypoints.rest.serializers import fleet as shapes
+from controlplane.entrypoints.rest.serializers.common import ReadQuery
 from controlplane.entrypoints.rest.serializers.tenants import SuspendOrder
 from controlplane.entrypoints.rest.views.base import ApiView, page_link
 from controlplane.entrypoints.rest.writing import Write, body_of, perform, query_of
@@ -60,14 +62,25 @@ class Placements(ApiView):
         return self.respond_page(request, shapes.PlacementQuery, reading.placements)
 
 
+class PlacementExplanation(ApiView):
+    resource = "placement"
+
+    @read("placements_explain", shapes.ExplanationSerializer)
+    def get(self, request: Request, replica_id: str) -> Response:
+        upto = self.position(query_of(request, ReadQuery))
+        return self.respond_one(
+            request, lambda source: replaying.explained(source, replica_id, upto)
+        )
+
+
 class Decisions(ApiView):
     resource = "decision"
 
     @read("decisions_list", page_of(shapes.DecisionSerializer, counted=False), shapes.DecisionQuery)
     def get(self, request: Request) -> Response:
         query = query_of(request, shapes.DecisionQuery)
-        position = reading.wait_for(query.get("min_position"))
-        results = reading.decisions(query)
+        position = self.position(query)
+        results = reading.decisions(query, position)
         more = len(results) == query["limit"]
         body = {
             "next": page_link(request, before=results[-1]["position"] if more else None),
@@ -82,4 +95,16 @@ class Decision(ApiView):
 
     @read("decisions_retrieve", shapes.DecisionSerializer)
     def get(self, request: Request, decision_id: str) -> Response:
-        return self.respond_one(request, lambda _: reading.decision(decision_id))
+        upto = self.position(query_of(request, ReadQuery))
+        found = reading.decision(decision_id, upto)
+        headers = {"X-Log-Position": str(upto), "ETag": f'"{found.version}"'}
+        return Response(found.body, headers=headers)
+
+
+class DecisionReplay(ApiView):
+    resource = "decision"
+
+    @read("decisions_replay", shapes.ReplaySerializer, Query)
+    def get(self, request: Request, decision_id: str) -> Response:
+        query_of(request, Query)
+        return Response(replaying.replayed(decision_id, reading.wait_for(None)))

@@ -84,7 +84,7 @@ class KeyRotation(ApiView):
     def post(self, request: Request, tenant_id: str, key_id: str) -> HttpResponseBase:
         require_reach(principal_in(request), tenant_id)
         body, now = body_of(request, shapes.RotateOrder), time.time()
-        _check_regrant(request, tenant_id, key_id)
+        check_regrant(request, tenant_id, key_id)
         secret_id, secret, full = tokens.new_secret(key_id)
         until = body.get("previous_valid_until", now + OVERLAP_SECONDS)
         command = tenant.RotateApiKey(
@@ -113,7 +113,7 @@ class KeyResumption(ApiView):
     def post(self, request: Request, tenant_id: str, key_id: str) -> HttpResponseBase:
         require_reach(principal_in(request), tenant_id)
         body = body_of(request, Order)
-        _check_regrant(request, tenant_id, key_id)
+        check_regrant(request, tenant_id, key_id)
         command = tenant.ResumeApiKey(TenantId(tenant_id), KeyId(key_id), time.time())
         return perform(request, Write(tenant.DECIDER, tenant_id, command, body.get("reason", "")))
 
@@ -158,7 +158,7 @@ def _check_grant(request: Request, role: str, scopes: tuple[str, ...]) -> None:
         )
 
 
-def _check_regrant(request: Request, tenant_id: str, key_id: str) -> None:
+def check_regrant(request: Request, tenant_id: str, key_id: str) -> None:
     """A new secret of a key is the key: whoever may not issue it may not have one of it."""
     known = tenant_state(tenant_id).keys.live.get(key_id)
     if known is not None:

@@ -13,13 +13,14 @@ from controlplane.domain import tenant
 from controlplane.domain.budget import Budget as BudgetRule
 from controlplane.domain.budget import parse_limit
 from controlplane.domain.ids import TenantId
-from controlplane.entrypoints.rest import reading, spending
+from controlplane.entrypoints.rest import moments, reading, spending
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Order
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import tenants as shapes
+from controlplane.entrypoints.rest.serializers.common import ReadQuery
 from controlplane.entrypoints.rest.views.base import ApiView, tenant_filter
-from controlplane.entrypoints.rest.writing import Write, body_of, perform
+from controlplane.entrypoints.rest.writing import Write, body_of, perform, query_of
 
 
 class Tenants(ApiView):
@@ -92,7 +93,7 @@ class Budgets(ApiView):
         return self.respond_page(
             request,
             shapes.BudgetQuery,
-            lambda source, query: spending.budgets(source, tenant_id, query, time.time()),
+            lambda source, query: spending.budgets(source, tenant_id, query, _moment(query)),
         )
 
 
@@ -104,8 +105,9 @@ class Budget(ApiView):
     @read("budgets_retrieve", shapes.BudgetSerializer)
     def get(self, request: Request, tenant_id: str, budget_id: str) -> Response:
         require_reach(principal_in(request), tenant_id)
+        at = _moment(query_of(request, ReadQuery))
         return self.respond_one(
-            request, lambda source: spending.budget(source, tenant_id, budget_id, time.time())
+            request, lambda source: spending.budget(source, tenant_id, budget_id, at)
         )
 
     @write("budgets_set", shapes.BudgetOrder)
@@ -133,6 +135,13 @@ class BudgetReset(ApiView):
         spent = spending.spent_now(tenant_id, budget_id, time.time())
         command = tenant.ResetBudget(TenantId(tenant_id), budget_id, spent, time.time())
         return _in_effect(perform(request, _write(tenant_id, command, body)))
+
+
+def _moment(query: dict[str, Any]) -> spending.Moment:
+    """Of what moment the figures are to be."""
+    if "as_of" in query:
+        return spending.Moment(moments.moment_of(query["as_of"]), past=True)
+    return spending.Moment(time.time())
 
 
 def _in_effect(response: HttpResponseBase) -> HttpResponseBase:

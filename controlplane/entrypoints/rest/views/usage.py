@@ -5,6 +5,7 @@ from rest_framework.response import Response
 
 from controlplane.entrypoints.rest import usage_reading
 from controlplane.entrypoints.rest.documenting import read
+from controlplane.entrypoints.rest.fields import Query
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import usage as shapes
 from controlplane.entrypoints.rest.views.base import ApiView, tenant_filter
@@ -25,6 +26,7 @@ class Usage(ApiView):
 class UsageCheck(ApiView):
     resource = "verification"
 
-    @read("usage_check", shapes.LastCheckSerializer)
+    @read("usage_check", shapes.LastCheckSerializer, Query)
     def get(self, request: Request) -> Response:
+        query_of(request, Query)
         return Response({"last": usage_reading.last_check()})

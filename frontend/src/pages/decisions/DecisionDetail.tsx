@@ -4,6 +4,7 @@ import { integer } from "@/ui/format";
 import { Id } from "@/ui/Id";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import classes from "./Decisions.module.css";
+import { Recomputed } from "./Recomputed";
 import {
   byScore,
   device,
@@ -34,6 +35,7 @@ export function DecisionDetail({ decision }: { decision: Decision }) {
         </div>
       ))}
       <Provenance decision={decision} />
+      <Recomputed decisionId={decision.decision_id} />
     </div>
   );
 }

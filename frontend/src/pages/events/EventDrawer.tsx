@@ -1,5 +1,6 @@
 import { Drawer, Stack } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
+import type { ReactNode } from "react";
 import { eventQuery } from "@/api/events";
 import type { LogEvent } from "@/api/types";
 import { Async } from "@/ui/Async";
@@ -8,6 +9,7 @@ import { absolute, integer } from "@/ui/format";
 import { Id } from "@/ui/Id";
 import { Json } from "@/ui/Json";
 import { RouterAnchor } from "@/ui/RouterAnchor";
+import { UndoSection } from "./Undo";
 
 interface EventDrawerProps {
   position: number | undefined;
@@ -31,6 +33,15 @@ export function EventDrawer({ position, known, onClose }: EventDrawerProps) {
   );
 }
 
+function undoes(position: number): [string, ReactNode] {
+  const link = (
+    <RouterAnchor key="undoes" to="/events" search={{ open: position }}>
+      event {integer(position)}
+    </RouterAnchor>
+  );
+  return ["Undoes", link];
+}
+
 function EventDetail({ event }: { event: LogEvent }) {
   const stream = (
     <RouterAnchor key="stream" to="/events" search={{ stream: event.stream }} className="mono">
@@ -46,11 +57,13 @@ function EventDetail({ event }: { event: LogEvent }) {
           ["Version", integer(event.version)],
           ["Actor", event.actor || "–"],
           ["Reason", event.reason || "–"],
+          ...(event.undoes === null ? [] : [undoes(event.undoes)]),
           ["Recorded", absolute(event.recorded_at)],
           ["Hash", <Id key="hash" value={event.hash} short={24} />],
         ]}
       />
       <Json value={event.data} label="event data" />
+      <UndoSection event={event} />
     </Stack>
   );
 }

@@ -1,3 +1,4 @@
+import { useAsOf } from "@/api/asOf";
 import type { DeviceLoad } from "@/api/liveMessages";
 import type { Device, Replica } from "@/api/types";
 import { bytes, percent } from "@/ui/format";
@@ -56,6 +57,8 @@ export function DeviceTile(props: DeviceTileProps) {
 }
 
 function Load({ load }: { load: DeviceLoad | undefined }) {
+  const past = useAsOf() !== undefined;
+  if (past) return null;
   if (!load) return <div className={classes.load}>no telemetry yet</div>;
   const facts = [
     percent(load.utilization),

@@ -1,4 +1,5 @@
 import type { ReactNode } from "react";
+import { useAsOf } from "@/api/asOf";
 import type { Telemetry } from "@/api/liveMessages";
 import { currentTokenRate, useFleetFigure } from "@/api/telemetry";
 import type { Node } from "@/api/types";
@@ -19,6 +20,7 @@ function meanUtilization(all: Telemetry[]): number {
 
 /** The fleet in six figures; those with load in them move with the telemetry. */
 export function FleetSummary({ nodes }: { nodes: Node[] }) {
+  const past = useAsOf() !== undefined;
   const ready = nodes.filter((node) => node.status === "ready" && !node.draining).length;
   const replicas = nodes.flatMap((node) => node.replicas);
   const held = sum(replicas.map((replica) => replica.memory_bytes));
@@ -34,7 +36,7 @@ export function FleetSummary({ nodes }: { nodes: Node[] }) {
       <Figure name="memory placed">
         {bytes(held)} / {bytes(memory)}
       </Figure>
-      <LiveFigures />
+      {!past && <LiveFigures />}
     </div>
   );
 }

@@ -8,11 +8,14 @@ import { useEffect } from "react";
 import { statusQuery } from "@/api/fleet";
 import { sessionQuery } from "@/api/session";
 import { Logo } from "@/ui/Logo";
+import { AsOfBanner } from "./AsOfBanner";
+import { AsOfControl } from "./AsOfControl";
 import { LiveBadge } from "./LiveBadge";
 import { LiveProvider } from "./LiveContext";
 import { Nav } from "./Nav";
 import { OfflineBanner } from "./OfflineBanner";
 import { Palette } from "./Palette";
+import { Past, useMoment } from "./Past";
 import classes from "./Shell.module.css";
 import { UserMenu } from "./UserMenu";
 
@@ -39,6 +42,7 @@ export function Shell() {
 }
 
 function Frame() {
+  const past = useMoment() !== undefined;
   const [opened, menu] = useDisclosure(false);
   return (
     <AppShell
@@ -58,7 +62,8 @@ function Frame() {
         />
         <Brand />
         <SearchButton />
-        <LiveBadge />
+        <AsOfControl />
+        {past || <LiveBadge />}
         <UserMenu />
       </AppShell.Header>
       <AppShell.Navbar className={classes.navbar} aria-label="Main">
@@ -66,7 +71,10 @@ function Frame() {
       </AppShell.Navbar>
       <AppShell.Main id="main">
         <OfflineBanner />
-        <Outlet />
+        <AsOfBanner />
+        <Past>
+          <Outlet />
+        </Past>
       </AppShell.Main>
     </AppShell>
   );

@@ -1,4 +1,4 @@
-"""``manage.py apply models.yaml``: make the catalog what a file says."""
+"""``manage.py apply models.yaml``: make the configuration what a file says."""
 
 import getpass
 import sys
@@ -13,23 +13,28 @@ from controlplane.domain.errors import DomainError
 from controlplane.domain.event_types import type_of
 from controlplane.domain.policy import WRITE, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
-from controlplane.entrypoints.rest.applying import apply_locally, export
+from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest.applying import apply_locally, exported
+from controlplane.entrypoints.rest.sources import DatabaseSource
 
 
 class Command(DatabaseCommand):
     rule = Rule(WRITE, "catalog")
-    help = "Apply a catalog file (- is standard input), or print the present one with --export."
+    help = "Apply a configuration file (- is standard input), or print it whole with --export."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("file", nargs="?", default="-")
         parser.add_argument("--dry-run", action="store_true", help="Only say what would happen.")
-        parser.add_argument("--export", action="store_true", help="Print the catalog as YAML.")
+        parser.add_argument(
+            "--export", action="store_true", help="Print the whole configuration as YAML."
+        )
         parser.add_argument("--reason", default="", help="Kept in the audit.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         bootstrap.projector().catch_up_all()  # names are looked up in the read model
         if options["export"]:
-            self.stdout.write(export(), ending="")
+            found = exported(DatabaseSource())
+            self.stdout.write(found.text(reading.position()), ending="")
             return
         meta = EventMeta(actor=f"cli:{getpass.getuser()}", reason=options["reason"])
         try:
@@ -43,6 +48,9 @@ class Command(DatabaseCommand):
                 self.stdout.write(f"{stream}: {type_of(event)}")
         if not any(events for _, events in applied):
             self.stdout.write("nothing to change")
+        if not options["dry_run"]:
+            bootstrap.projector().catch_up_all()
+            self.stdout.write(f"configuration sha256 {exported(DatabaseSource()).digest()}")
 
 
 def _text(file: str) -> str:
