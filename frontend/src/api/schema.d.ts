@@ -11,10 +11,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** @description The catalog as one YAML file, both ways; see ``application.catalog_file``. */
+        /** @description The configuration as one YAML file, both ways; see ``application.configuration``. */
         get: operations["catalog_export"];
         put?: never;
-        /** @description The catalog as one YAML file, both ways; see ``application.catalog_file``. */
+        /** @description The configuration as one YAML file, both ways; see ``application.configuration``. */
         post: operations["catalog_apply"];
         delete?: never;
         options?: never;
@@ -134,6 +134,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/decisions/{decision_id}/replay/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["decisions_replay"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/events/": {
         parameters: {
             query?: never;
@@ -144,6 +160,26 @@ export interface paths {
         get: operations["events_list"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/events/{position}/undo/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * @description Its policy is that of the thing that was changed; of an event that is not there only whoever
+         *     may change anything is told so.
+         */
+        post: operations["events_undo"];
         delete?: never;
         options?: never;
         head?: never;
@@ -414,6 +450,22 @@ export interface paths {
             cookie?: never;
         };
         get: operations["placements_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/placements/{replica_id}/explain/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["placements_explain"];
         put?: never;
         post?: never;
         delete?: never;
@@ -935,6 +987,8 @@ export interface components {
             asked: {
                 [key: string]: unknown;
             };
+            /** @description Position of the event that it takes back. */
+            undoes: number | null;
         };
         /**
          * @description * `done` - done
@@ -1002,6 +1056,21 @@ export interface components {
             score: number;
             terms: components["schemas"]["ScoreTerm"][];
         };
+        /** @description ``code`` of a stop; candidates and rejections of a start. */
+        Change: {
+            change: components["schemas"]["ChangeEnum"];
+            assignment: components["schemas"]["Assignment"];
+            reason: string;
+            code?: string;
+            candidates?: components["schemas"]["Candidate"][];
+            rejections?: components["schemas"]["Rejection"][];
+        };
+        /**
+         * @description * `started` - started
+         *     * `stopped` - stopped
+         * @enum {string}
+         */
+        ChangeEnum: "started" | "stopped";
         /** @description A signed checkpoint of a log: its size and Merkle root at a time. */
         Checkpoint: {
             log: components["schemas"]["LogEnum"];
@@ -1039,6 +1108,12 @@ export interface components {
             /** @default shared */
             isolation: string;
         };
+        Command: {
+            type: string;
+            data: {
+                [key: string]: unknown;
+            };
+        };
         /** @description RFC 6962 consistency proof: the first tree is the beginning of the second. */
         Consistency: {
             path: string[];
@@ -1072,6 +1147,12 @@ export interface components {
             name: string;
             memory_bytes: number;
         };
+        Difference: {
+            /** @description Like started[0].reason. */
+            path: string;
+            stored: unknown | null;
+            replayed: unknown | null;
+        };
         /**
          * @description * `none` - none
          *     * `prefill-decode` - prefill-decode
@@ -1088,6 +1169,8 @@ export interface components {
             };
             actor: string;
             reason: string;
+            /** @description Position of the event that this one takes back. */
+            undoes: number | null;
             /** Format: double */
             recorded_at: number;
             /** @description SHA-256(previous hash || record), hex. */
@@ -1097,6 +1180,21 @@ export interface components {
             next: string | null;
             previous: string | null;
             results: components["schemas"]["Event"][];
+        };
+        /** @description Why a replica is where it is, and whether that can be computed again. */
+        Explanation: {
+            replica_id: string;
+            version_id: string;
+            node_id: string;
+            device_index: number;
+            state: string;
+            reason: string;
+            decision_id: string;
+            /** Format: double */
+            decided_at: number;
+            decision_position: number;
+            changes: components["schemas"]["Change"][];
+            replay: components["schemas"]["Replay"];
         };
         ExportFile: {
             name: string;
@@ -1416,6 +1514,17 @@ export interface components {
             code: string;
             detail: string;
         };
+        /** @description The decision made again from what it saw: the log up to planned_from, and its inputs. */
+        Replay: {
+            decision_id: string;
+            position: number;
+            planned_from: number;
+            /** @description False for events of schema version 1: a difference then proves nothing. */
+            inputs_recorded: boolean;
+            /** @description Bit for bit. */
+            equal: boolean;
+            differences: components["schemas"]["Difference"][];
+        };
         /** @description Desired, acknowledged and observed are three facts; ``state`` sums them up. */
         Replica: {
             replica_id: string;
@@ -1705,6 +1814,18 @@ export interface components {
          * @enum {string}
          */
         TierEnum: "free" | "standard" | "premium";
+        /** @description What taking an event back did, or with dry_run would do. */
+        Undone: {
+            id: string;
+            /** @description Of the aggregate; send it as If-Match. */
+            version: number;
+            /** @description False if it was so already. */
+            changed: boolean;
+            dry_run: boolean;
+            events: components["schemas"]["WouldBeEvent"][];
+            undoes: number;
+            commands: components["schemas"]["Command"][];
+        };
         /**
          * @description * `tokens` - tokens
          *     * `money` - money
@@ -1959,6 +2080,8 @@ export interface operations {
                 action?: string;
                 actor?: string;
                 after?: number;
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
                 code?: string;
                 limit?: number;
                 /** @description Wait up to 2 s until the read model is here. */
@@ -2215,12 +2338,43 @@ export interface operations {
             };
         };
     };
+    decisions_replay: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                decision_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Replay"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     events_list: {
         parameters: {
             query?: {
                 actor?: string;
                 /** @description Positions beyond this one (below it with order=desc). */
                 after?: number;
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
                 limit?: number;
                 /**
                  * @description * `asc` - asc
@@ -2242,6 +2396,49 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["EventPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    events_undo: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                position: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["OrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Undone"];
                 };
             };
             "4XX": {
@@ -3081,10 +3278,46 @@ export interface operations {
             };
         };
     };
+    placements_explain: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+            };
+            header?: never;
+            path: {
+                replica_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Explanation"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     requests_list: {
         parameters: {
             query?: {
                 after?: number;
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
                 limit?: number;
                 /** @description A version id, or the name that was asked for. */
                 model?: string;
@@ -3129,8 +3362,6 @@ export interface operations {
             query?: {
                 /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
                 as_of?: string;
-                /** @description Wait up to 2 s until the read model is here. */
-                min_position?: number;
             };
             header?: never;
             path: {
@@ -3160,12 +3391,7 @@ export interface operations {
     };
     attempts_list: {
         parameters: {
-            query?: {
-                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
-                as_of?: string;
-                /** @description Wait up to 2 s until the read model is here. */
-                min_position?: number;
-            };
+            query?: never;
             header?: never;
             path: {
                 request_id: string;
@@ -4337,12 +4563,7 @@ export interface operations {
     };
     usage_check: {
         parameters: {
-            query?: {
-                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
-                as_of?: string;
-                /** @description Wait up to 2 s until the read model is here. */
-                min_position?: number;
-            };
+            query?: never;
             header?: never;
             path?: never;
             cookie?: never;
