@@ -6,7 +6,7 @@ import { AsOfProvider, type Moment, makePastClient } from "@/api/asOf";
 const app = getRouteApi("/app");
 
 /** What cannot be turned back: a conversation happens now, and settings are those of now. */
-const NOW_ONLY = /^\/(playground|settings)/;
+const NOW_ONLY = /^\/(playground|settings|usage)/;
 
 /** The moment in the address; undefined: now. */
 export function useMoment(): Moment | undefined {
