@@ -64,6 +64,7 @@ from tests.contracts.stores import postgres_settings, scratch_postgres  # noqa: 
 
 T = TypeVar("T")
 GROUP, COMMIT, LEDGER_BATCH = 50, 10_000, 5_000
+MONTH = "since=2025-10-09T00:00:00Z&until=2025-11-09T00:00:00Z"  # of ``long_history``
 FIGURES: dict[str, float] = {}
 
 
@@ -240,7 +241,11 @@ def lists() -> None:
         "requests_of_unknown_model": lambda: "requests/?model=nothing",
         "requests_timeout": lambda: "requests/?outcome=timeout",
         "requests_running": lambda: "requests/?outcome=running",
-        "budget": lambda: f"tenants/tenant-{choose.randrange(100):02d}/budget/",
+        "usage_by_tenant_and_day": lambda: f"usage/?group_by=tenant,day&{MONTH}",
+        "usage_by_model": lambda: f"usage/?group_by=model&{MONTH}",
+        "usage_of_tenant_by_hour": lambda: (
+            f"usage/?group_by=hour&tenant=tenant-{choose.randrange(100):02d}&{MONTH}"
+        ),
         "nodes": lambda: "nodes/",
         "models": lambda: "models/",
     }

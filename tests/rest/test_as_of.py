@@ -29,6 +29,7 @@ META = EventMeta("system:controller")
 # Why a GET cannot be turned back.
 NOW_ONLY = {
     "session_retrieve": "says who is logged in now",
+    "session_methods": "says how one may log in now",
     "status_retrieve": "says how this installation is now",
     "decisions_replay": "computes what an event says again: the same whenever it is asked",
     "checkpoints_list": "each checkpoint says itself of which size of the log it is",
