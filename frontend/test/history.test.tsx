@@ -125,7 +125,9 @@ test("the audit is searched on the server and its search is in the URL", async (
   const { backend } = await open("/audit?outcome=done");
   await screen.findByText("they pay");
   expect(screen.queryByText("ChangeTier")).toBeNull();
-  fireEvent.change(screen.getByRole("textbox", { name: "Search" }), { target: { value: "nobody" } });
+  fireEvent.change(screen.getByRole("textbox", { name: "Search" }), {
+    target: { value: "nobody" },
+  });
   await screen.findByRole("heading", { name: "No entry matches" }, { timeout: 3000 });
   expect(window.location.search).toContain("q=nobody");
   expect(backend.calls.at(-1)?.query).toMatchObject({ outcome: "done", q: "nobody" });
