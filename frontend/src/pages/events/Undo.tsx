@@ -62,7 +62,7 @@ function UndoModal({ event, onClose }: { event: LogEvent; onClose: () => void })
       submitLabel="Undo it"
       disabled={!plan?.changed}
       done={`${words(type)} is undone`}
-      touches={["undo", "events", ...changedKeys(stream)]}
+      touches={["events", ...changedKeys(stream)]}
       submit={() => undoEvent(position, plan ? seenVersion(plan) : 0, reason)}
     >
       {preview.isError && <ProblemAlert error={preview.error} />}
