@@ -204,7 +204,8 @@ def test_a_request_that_ended_later_was_running(admin: Api) -> None:
 
 
 def test_what_was_spent_is_turned_back_too(admin: Api) -> None:
-    """At every moment the sum of what had ended by then; across midnight and months."""
+    """At every moment the sum of what had ended by then; across midnight and months. A request
+    counts in the month that it was admitted in, while it runs and when it has ended."""
     admin.post("tenants/", {"name": "acme"})
     last = admin.put("tenants/acme/budgets/all/", {"limit": "9999999", "period": "month"})
     admin.get(f"tenants/?min_position={position_of(last)}")
@@ -217,9 +218,9 @@ def test_what_was_spent_is_turned_back_too(admin: Api) -> None:
         then = spending.Moment(moment, past=True)
         got = spending.budget(reading.DatabaseSource(), "acme", "all", then).body
         month = "2025-11" if moment < midnight else "2025-12"
-        ended = [10 ** n for n, at in enumerate(begun)
-                 if at + 3600 <= moment and day_of(at) >= f"{month}-01"]  # fmt: skip
-        running = [1 for at in begun if at <= moment < at + 3600]
+        counted = {n: at for n, at in enumerate(begun) if day_of(at) >= f"{month}-01"}
+        ended = [10**n for n, at in counted.items() if at + 3600 <= moment]
+        running = [at for at in counted.values() if at <= moment < at + 3600]
         expected = (str(sum(ended)), str(30 * len(running)))
         assert (got["spent"], got["reserved"]) == expected, moment
 
