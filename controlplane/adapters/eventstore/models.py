@@ -24,10 +24,6 @@ class Event(models.Model):
         constraints = (
             models.UniqueConstraint(fields=["stream", "version"], name="eventstore_stream_version"),
         )
-        indexes = (
-            models.Index(fields=["type", "position"], name="eventstore_event_type"),
-            models.Index(fields=["actor", "position"], name="eventstore_event_actor"),
-        )
 
 
 class Head(models.Model):
