@@ -359,7 +359,7 @@ async def test_a_bus_that_lost_everything_is_filled_again(nats: NatsServer) -> N
         await asyncio.sleep(0.3)
         nats.start()
         num_told = len(n1.history)
-        await until(lambda: n1.bus.connected and len(n1.history) > num_told, 15)
+        await until(lambda: n1.bus.connected and len(n1.history) > num_told, 75)
         assert n1.runs() == before
         await until(lambda: not controller.problems(), 5)
         assert [d for d in plane.decisions() if d.stopped] == []
