@@ -353,13 +353,12 @@ async def test_a_bus_that_lost_everything_is_filled_again(nats: NatsServer) -> N
     plane.add_model()
     async with plane.running() as controller, agent(nats, "n1") as n1:
         await until(lambda: "ReplicaBecameReady" in plane.names("n1"))
-        before = n1.runs()
+        before, num_told = n1.runs(), len(n1.history)
         nats.stop(kill=True)
         nats.wipe()
         await asyncio.sleep(0.3)
         nats.start()
-        num_told = len(n1.history)
-        await until(lambda: n1.bus.connected and len(n1.history) > num_told, 75)
+        await until(lambda: n1.bus.connected and len(n1.history) > num_told, 15)
         assert n1.runs() == before
         await until(lambda: not controller.problems(), 5)
         assert [d for d in plane.decisions() if d.stopped] == []
