@@ -1,4 +1,13 @@
-"""The log on SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE."""
+"""The log on SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE.
+
+A writer that left the head at 7 does not read it again: it moves the head *from 7*, and if that
+moves nothing, another process wrote in between; then it rolls back, reads and places anew::
+
+    BEGIN IMMEDIATE
+    UPDATE head SET position = 8 … WHERE position = 7      1 row: ours to write
+    INSERT event 8
+    COMMIT
+"""
 
 import contextlib
 import sqlite3
@@ -11,7 +20,9 @@ from controlplane.application.ports import Head, StoreUnavailable
 from controlplane.application.sequencer import Batch
 
 _INSERT = f"INSERT INTO eventstore_event ({COLUMNS}) VALUES ({', '.join('?' * 13)})"
-_MOVE_HEAD = "UPDATE eventstore_head SET position = ?, hash = ? WHERE id = 1"
+_MOVE_HEAD = (
+    "UPDATE eventstore_head SET position = ?, hash = ? WHERE id = 1 AND position = ? AND hash = ?"
+)
 _VERSION = "SELECT max(version) FROM eventstore_event WHERE stream = ?"
 _KEEP_KEY = "INSERT INTO eventstore_idempotencykey VALUES (?, ?, ?, ?, ?, ?)"
 
@@ -22,6 +33,7 @@ class SqliteSession(Session):
 
     def __init__(self, raw: sqlite3.Connection) -> None:
         self._raw = raw
+        self._contended = False
 
     @classmethod
     def connect(cls, wrapper: Any) -> "SqliteSession":
@@ -53,7 +65,11 @@ class SqliteSession(Session):
 
     def lock_head(self, known: Head | None) -> Head:
         self._raw.execute("BEGIN IMMEDIATE")
-        return self.head()
+        if known is not None and not self._contended:
+            return known
+        head = self.head()
+        self._contended = head != known
+        return head
 
     def versions(self, streams: Iterable[str]) -> dict[str, int]:
         execute = self._raw.execute
@@ -61,6 +77,9 @@ class SqliteSession(Session):
 
     def write(self, batch: Batch, before: Head, now: float) -> bool:
         execute = self._raw.execute
+        if not execute(_MOVE_HEAD, (*batch.head, *before)).rowcount:
+            return self._moved()
+        passing("append.head")
         if len(batch.rows) == 1:
             execute(_INSERT, batch.rows[0])
         elif batch.rows:
@@ -70,14 +89,20 @@ class SqliteSession(Session):
             response = (key, kept.body_hash, kept.status, kept.body, kept.position, now)
             execute(_KEEP_KEY, response)
         passing("append.keys")
-        execute(_MOVE_HEAD, (batch.head.position, batch.head.hash))
-        passing("append.head")
         execute("COMMIT")
         return True
 
     def leave(self, before: Head) -> bool:
+        if self.head() != before:
+            return self._moved()
         self.rollback()
         return True
+
+    def _moved(self) -> bool:
+        """Another process wrote; the head is read at the next try."""
+        self.rollback()
+        self._contended = True
+        return False
 
     def rollback(self) -> None:
         if self._raw.in_transaction:
