@@ -30,8 +30,9 @@ def _sqlite() -> dict[str, Any]:
         "OPTIONS": {
             "transaction_mode": "IMMEDIATE",
             "timeout": 5,
-            "init_command": "PRAGMA page_size=2048; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
-            "PRAGMA wal_autocheckpoint=2000; PRAGMA foreign_keys=ON; PRAGMA busy_timeout=5000",
+            "init_command": "PRAGMA page_size=2048; PRAGMA journal_mode=WAL; "
+            "PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=2000; "
+            "PRAGMA foreign_keys=ON; PRAGMA busy_timeout=5000",
         },
     }
 

@@ -19,6 +19,7 @@ from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import AuditUnavailable, StoreUnavailable
 from controlplane.domain.errors import DomainError
+from tests.absent import skip_without
 from tests.contracts.stores import _server, append, created, django_pointed_at
 from tests.contracts.test_ledger import an_end, an_intent
 from tests.crash.commands import Order, orders
@@ -55,7 +56,7 @@ def cluster(tmp_path_factory: Any, database: Path) -> Iterator[Cluster]:
     """Django's default database is on it."""
     _server().close()  # skips where PostgreSQL is not installed
     if os.geteuid() != 0:
-        pytest.skip("a PostgreSQL cluster of one's own is started as the user postgres: needs root")
+        skip_without("root, to start a PostgreSQL cluster of its own as the user postgres")
     folder = tmp_path_factory.mktemp("cluster")
     for parent in (folder, folder.parent, folder.parent.parent):
         parent.chmod(0o755)  # the user postgres must get there

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.absent import skip_without
 from tests.contracts.stores import _server
 from tests.crash import images
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(autouse=True)
 def power_can_be_cut() -> None:
     if reason := images.why_not():
-        pytest.skip(f"no power can be cut here: {reason}")
+        skip_without(f"a disk whose power can be cut; {reason}")
 
 
 def powercut(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -18,6 +18,7 @@ from controlplane import bootstrap
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.application.ports import AuditUnavailable
 from controlplane.entrypoints.rest import reading
+from tests.absent import skip_without
 from tests.contracts.test_ledger import an_end, an_intent
 from tests.crash import images
 from tests.databases import pointed_at
@@ -37,7 +38,7 @@ def fresh_reading() -> Iterator[None]:
 def small_disk(migrated_file: Path, tmp_path: Path, django_db_blocker: Any) -> Iterator[Path]:
     """Django's database on a file system of eight megabytes."""
     if reason := images.why_not():
-        pytest.skip(f"no small file system can be mounted: {reason}")
+        skip_without(f"a small file system of its own; {reason}")
     with images.tmpfs(tmp_path / "small", MEGABYTES) as folder:
         path = folder / "engine.sqlite3"
         shutil.copy(migrated_file, path)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from controlplane.adapters.shared_limits import LEASE_S, LOCAL, REFUSE, SharedLimits
 from controlplane.application.limits import TenantLimits, TierLimits
 from controlplane.application.refused import Refused
+from tests.absent import skip_without
 
 TIERS = {"standard": TierLimits(600, 60_000, 50)}
 
@@ -54,8 +54,8 @@ class RedisServer:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if shutil.which("redis-server") is None and not os.environ.get("CI"):
-        pytest.skip("no redis-server: apt-get install redis-server")
+    if shutil.which("redis-server") is None:
+        skip_without("redis-server: apt-get install redis-server")
     server = RedisServer(tmp_path)
     server.start()
     yield server

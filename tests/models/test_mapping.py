@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from gpuagent.models import mapping
 from gpuagent.models.loader import load_tensors
 from gpuagent.models.mapping import MappedFiles
+from tests.absent import skip_without
 
 NUM = 4 << 20  # 16 MB of float32
 
@@ -26,11 +27,12 @@ def resident_kb(suffix: str) -> int:
 
 @pytest.fixture
 def folder(tmp_path):
+    if not mapping.MAPS.exists():
+        skip_without("a kernel with /proc/self/maps")
     save_file({"weight": torch.arange(NUM, dtype=torch.float32)}, tmp_path / "model.safetensors")
     return tmp_path
 
 
-@pytest.mark.skipif(not mapping.MAPS.exists(), reason="no /proc/self/maps here")
 def test_a_checked_file_takes_no_memory_until_it_is_read(folder):
     name = f"{folder.name}/model.safetensors"
     tensor = load_tensors(folder)["weight"]
