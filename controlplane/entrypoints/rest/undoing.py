@@ -9,8 +9,9 @@ from rest_framework.request import Request
 
 from controlplane import bootstrap
 from controlplane.adapters.access import keys
+from controlplane.application.order import Order
 from controlplane.application.ports import RecordedEvent
-from controlplane.application.undo import Order, compensation
+from controlplane.application.undo import compensation
 from controlplane.domain import tenant
 from controlplane.domain.audit import cause_of_undo
 from controlplane.domain.decider import Command
