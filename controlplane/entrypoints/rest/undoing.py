@@ -18,7 +18,7 @@ from controlplane.domain.decider import Command
 from controlplane.domain.errors import DomainError, NotFound
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.fields import MAX_POSITION
-from controlplane.entrypoints.rest.views.keys import check_regrant
+from controlplane.entrypoints.rest.granting import check_regrant
 from controlplane.entrypoints.rest.writing import Write, perform, replayed
 
 _RESOURCES: dict[type[Any], str] = {
