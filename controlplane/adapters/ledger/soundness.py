@@ -19,7 +19,7 @@ def usage_findings(alias: str = "default") -> Iterator[Finding]:
         yield Finding("database", 0, "", "file", str(error))
         return
     for difference in differences:
-        row, _, detail = difference.partition(": ")
+        row, _, detail = difference.rpartition(": ")
         yield Finding(REQUESTS, 0, row, "usage", detail)
 
 

@@ -93,7 +93,7 @@ def cursor_page(
     parameter: str = "after",
 ) -> dict[str, Any]:
     """A page of what grows with the log: the next one begins beyond the last ``field`` here."""
-    is_full = len(results) == query["limit"]
+    is_full = len(results) >= query["limit"]
     following = page_link(request, **{parameter: results[-1][field] if is_full else None})
     return {"next": following, "previous": None, "results": results}
 
