@@ -1,7 +1,7 @@
 """Requests in the next five minutes, by ARIMA over the last day (statsmodels).
 
 A model's requests are counted in bins of five minutes. Every ``REFIT_BINS`` an ARIMA(2, 0, 1) is
-fitted to the last 24 hours of bins; in between each new bin is only filtered in, which costs
+fitted to the 24 hours before; in between each new bin is only filtered in, which costs
 milliseconds where a fit costs tenths of a second. A model that was asked for in fewer than
 ``MIN_BUSY_BINS`` of those bins gets no forecast: there is too little to fit, and the averages and
 the time of day say what can be said of it.
@@ -10,10 +10,13 @@ Worked example: a model asked for in every second bin has bins 0 4 0 4 0 4; the 
 φ₁ near -1, and after a 4 the forecast is near 0, where any average says 2.
 """
 
+import os
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+# Its matrices are three by three: a second thread only waits, and on a busy machine for long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,18 +25,18 @@ from statsmodels.tsa.arima.model import ARIMA
 
 BIN_S = 300.0
 DAY_BINS = 288
-REFIT_BINS = 36
+REFIT_BINS = 72
 MIN_BUSY_BINS = 8
 ORDER = (2, 0, 1)
 _MAX_ITERATIONS = 25
 
-Counts = NDArray[np.float64]
+Bins = NDArray[np.float64]
 
 
 class Fitted:
     """Parameters found on one day of one model; they go on being used on later bins."""
 
-    def __init__(self, day: Counts) -> None:
+    def __init__(self, day: Bins) -> None:
         with warnings.catch_warnings():
             # A fit that stops early still forecasts, only less well.
             warnings.simplefilter("ignore", ModelWarning)
@@ -42,14 +45,14 @@ class Fitted:
                 method_kwargs={"maxiter": _MAX_ITERATIONS}
             )
 
-    def one_step(self, counts: Counts, first: int) -> Counts:
+    def one_step(self, counts: Bins, first: int) -> Bins:
         """For each bin from ``first`` to the one after the last, the forecast from the bins
         before it: shape ``[len(counts) + 1 - first]``, requests a bin, none below zero."""
         filtered = self._results.apply(counts)
         return np.maximum(np.asarray(filtered.predict(first, len(counts))), 0.0)
 
 
-def fit(day: Counts) -> Fitted | None:
+def fit(day: Bins) -> Fitted | None:
     """None where there is too little to fit."""
     if np.count_nonzero(day) < MIN_BUSY_BINS:
         return None
@@ -59,57 +62,64 @@ def fit(day: Counts) -> Fitted | None:
         return None
 
 
-@dataclass(slots=True)
-class _Series:
-    """``counts[i]`` is bin ``first + i``; the last one still grows."""
+class Counts:
+    """How many requests each model had in each bin, from the first bin on."""
 
-    first: int
-    counts: list[float] = field(default_factory=lambda: [0.0])
-    fitted: Fitted | None = None
-    fitted_at: int = -DAY_BINS
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.by_model: dict[str, dict[int, int]] = {}
 
-    def upto(self, index: int) -> None:
-        self.counts.extend([0.0] * (index - self.first + 1 - len(self.counts)))
-        surplus = len(self.counts) - DAY_BINS - 1
-        if surplus > 0:
-            del self.counts[:surplus]
-            self.first += surplus
+    def note(self, model: str, at: float, num: int = 1) -> None:
+        index = int(at // BIN_S)
+        self.first = index if self.first is None else self.first
+        bins = self.by_model.setdefault(model, {})
+        bins[index] = bins.get(index, 0) + num
+
+    def window(self, model: str, start: int, stop: int) -> Bins:
+        """Bins [start, stop), but none before the first."""
+        bins = self.by_model[model]
+        return np.array([float(bins.get(i, 0)) for i in range(self.begin(start), stop)])
+
+    def begin(self, start: int) -> int:
+        return start if self.first is None else max(self.first, start)
+
+    def forget_before(self, start: int) -> None:
+        for model, bins in self.by_model.items():
+            self.by_model[model] = {i: count for i, count in bins.items() if i >= start}
 
 
 class Forecaster:
-    """Counts requests and forecasts each model's next bin; one thread uses it."""
+    """Counts requests and forecasts each model's present bin; one thread uses it."""
 
     def __init__(self) -> None:
-        self._series: dict[str, _Series] = {}
+        self._counts = Counts()
+        self._block = self._made_for = -1
+        self._fitted: dict[str, Fitted] = {}
         self._forecasts: dict[str, float] = {}
-        self._made_for = -1
 
     def note(self, model: str, at: float, num: int = 1) -> None:
         """``num`` requests for ``model`` at ``at``, seconds since the epoch."""
-        index = int(at // BIN_S)
-        series = self._series.setdefault(model, _Series(index))
-        series.upto(index)
-        series.counts[-1] += num
+        self._counts.note(model, at, num)
 
     def at(self, at: float) -> Mapping[str, float]:
         """Requests a minute in the bin of ``at``, by model, from the bins before it."""
         index = int(at // BIN_S)
         if index != self._made_for:
             self._made_for = index
-            made = {model: self._next(series, index) for model, series in self._series.items()}
-            self._forecasts = {
-                model: value * 60 / BIN_S for model, value in made.items() if value is not None
-            }
+            self._refit(index - index % REFIT_BINS)
+            self._forecasts = {model: self._next(model, index) for model in self._fitted}
         return self._forecasts
 
-    def _next(self, series: _Series, index: int) -> float | None:
-        series.upto(index)
-        past = np.array(series.counts[:-1])
-        if index - series.fitted_at >= REFIT_BINS:
-            series.fitted, series.fitted_at = fit(past), index
-        if series.fitted is None:
-            return None
-        return float(series.fitted.one_step(past, len(past))[-1])
+    def _refit(self, block: int) -> None:
+        if block == self._block:
+            return
+        self._block = block
+        self._counts.forget_before(block - DAY_BINS)
+        self._fitted = _fit_all(self._counts, block)
+
+    def _next(self, model: str, index: int) -> float:
+        past = self._counts.window(model, self._block - DAY_BINS, index)
+        return _a_minute(self._fitted[model].one_step(past, len(past))[-1])
 
 
 class History:
@@ -121,24 +131,32 @@ class History:
 
     def __init__(self, requests: Sequence[tuple[float, str]]) -> None:
         self._by_bin: dict[int, dict[str, float]] = defaultdict(dict)
-        if not requests:
-            return
-        first, last = (int(requests[end][0] // BIN_S) for end in (0, -1))
-        counts: dict[str, Counts] = defaultdict(lambda: np.zeros(last - first + 1))
+        counts = Counts()
         for at, model in requests:
-            counts[model][int(at // BIN_S) - first] += 1
-        for start in range(REFIT_BINS, last - first + 1, REFIT_BINS):
-            for model, series in counts.items():
-                self._block(model, series, start, first)
+            counts.note(model, at)
+        if counts.first is None:
+            return
+        last = int(requests[-1][0] // BIN_S)
+        for block in range(counts.first - counts.first % REFIT_BINS, last + 1, REFIT_BINS):
+            for model, fitted in _fit_all(counts, block).items():
+                self._fill(counts, model, fitted, block)
 
     def at(self, at: float) -> Mapping[str, float]:
         return self._by_bin.get(int(at // BIN_S), {})
 
-    def _block(self, model: str, counts: Counts, start: int, first: int) -> None:
-        day = counts[max(0, start - DAY_BINS) : start]
-        fitted = fit(day)
-        if fitted is None:
-            return
-        block = counts[max(0, start - DAY_BINS) : start + REFIT_BINS - 1]
-        for offset, value in enumerate(fitted.one_step(block, len(day))):
-            self._by_bin[first + start + offset][model] = float(value) * 60 / BIN_S
+    def _fill(self, counts: Counts, model: str, fitted: Fitted, block: int) -> None:
+        start = block - DAY_BINS
+        bins = counts.window(model, start, block + REFIT_BINS - 1)
+        for offset, value in enumerate(fitted.one_step(bins, block - counts.begin(start))):
+            self._by_bin[block + offset][model] = _a_minute(value)
+
+
+def _fit_all(counts: Counts, block: int) -> dict[str, Fitted]:
+    """On the day before ``block``, the models that have enough."""
+    days = {model: counts.window(model, block - DAY_BINS, block) for model in counts.by_model}
+    fitted = {model: fit(day) for model, day in days.items()}
+    return {model: one for model, one in fitted.items() if one is not None}
+
+
+def _a_minute(value: float) -> float:
+    return float(value) * 60 / BIN_S

@@ -4,13 +4,13 @@ A model that is absent but likelier to be asked for than what would have to leav
 likeliest to stay idle leave for it. ``MARGIN`` keeps two models of nearly one rate from pushing
 each other out again and again: a load costs bandwidth, and seconds until the model is ready.
 
-Worked example, room for 10, a and b resident, c absent, margin 1.2::
+Worked example, room for 10, a and b resident, c absent, margin 1.05::
 
     model   size   rate
     a       6      0.5
     b       4      0.1      the idlest: leaves first
-    c       4      0.4      0.4 > 1.2 · 0.1: load c, evict b
-    c       5      0.4      b's 4 are not enough, a would go too: 0.4 < 1.2 · 0.6, nothing moves
+    c       4      0.4      0.4 > 1.05 · 0.1: load c, evict b
+    c       5      0.4      b's 4 are not enough, a would go too: 0.4 < 1.05 · 0.6, nothing moves
 
 What is busy is never evicted. Rates only rank (``demand``); sizes and room are in one unit.
 """
@@ -18,7 +18,7 @@ What is busy is never evicted. Rates only rank (``demand``); sizes and room are 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-MARGIN = 1.2
+MARGIN = 1.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,11 +75,10 @@ def compare(
     forecasts: Forecasts,
     rooms: Sequence[int],
     load_s: float,
-    count_from: float = 0.0,
 ) -> Outcomes:
     """Every policy on the same requests, by name and room."""
     return {
-        name: replay(requests, _policy(name, requests, forecasts), rooms, load_s, count_from)
+        name: replay(requests, _policy(name, requests, forecasts), rooms, load_s)
         for name in POLICIES
     }
 
@@ -97,9 +96,9 @@ def _policy(name: str, requests: Sequence[Request], forecasts: Forecasts) -> Pol
     return Clairvoyant(requests)
 
 
-def distance_closed(outcomes: Outcomes, name: str, room: int) -> float:
+def distance_closed(outcomes: Outcomes, name: str, room: int, since: float = 0.0) -> float:
     """The part of the way from LRU to the clairvoyant optimum; 0 for LRU, 1 for the optimum."""
-    rate = {known: by_room[room].hit_rate for known, by_room in outcomes.items()}
+    rate = {known: by_room[room].hit_rate(since) for known, by_room in outcomes.items()}
     distance = rate["clairvoyant"] - rate["lru"]
     return (rate[name] - rate["lru"]) / distance if distance else 0.0
 
@@ -116,7 +115,7 @@ def table(outcomes: Outcomes) -> list[str]:
 def _line(room: int, name: str, one: Outcome) -> str:
     waits = f"{one.wait_s(0.5):6.2f} s {one.wait_s(0.99):6.2f} s"
     return (
-        f"{room:<4} {name:<12} {one.hit_rate:6.3f} {one.num_cold:6d}   {waits}"
+        f"{room:<4} {name:<12} {one.hit_rate():6.3f} {one.num_cold:6d}   {waits}"
         f" {one.num_loads:6d} {one.num_ahead:6d} {one.wasted_s / 3600:6.1f} h"
     )
 

@@ -57,28 +57,35 @@ class Residency:
     used: bool = False
 
 
+class Served(NamedTuple):
+    """What became of one request."""
+
+    at: float
+    is_warm: bool
+    wait_s: float
+
+
 @dataclass(slots=True)
 class Outcome:
-    """Times in seconds."""
+    """``num_ahead`` of the loads were made before anybody asked; times in seconds."""
 
-    num_requests: int = 0
-    num_warm: int = 0
+    served: list[Served] = field(default_factory=list)
     num_loads: int = 0
     num_ahead: int = 0
     wasted_s: float = 0.0
-    waits_s: list[float] = field(default_factory=list)
-
-    @property
-    def hit_rate(self) -> float:
-        return self.num_warm / max(1, self.num_requests)
 
     @property
     def num_cold(self) -> int:
-        return self.num_requests - self.num_warm
+        return sum(not one.is_warm for one in self.served)
+
+    def hit_rate(self, since: float = 0.0) -> float:
+        """Of the requests from ``since`` on."""
+        warm = [one.is_warm for one in self.served if one.at >= since]
+        return sum(warm) / len(warm) if warm else 0.0
 
     def wait_s(self, share: float) -> float:
         """The added wait that ``share`` of the requests do not pass."""
-        ordered = sorted(self.waits_s)
+        ordered = sorted(one.wait_s for one in self.served)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
@@ -90,17 +97,14 @@ class Node:
     resident: dict[str, Residency] = field(default_factory=dict)
     outcome: Outcome = field(default_factory=Outcome)
 
-    def serve(self, request: Request, keep: Mapping[str, float], *, counted: bool) -> None:
+    def serve(self, request: Request, keep: Mapping[str, float]) -> None:
         at, model = request
         is_warm = model in self.resident
         if not is_warm:
             self._load(model, victims(self._memory(model), model, keep) or (), at, ahead=False)
         held = self.resident[model]
         held.used = True
-        if counted:
-            self.outcome.num_requests += 1
-            self.outcome.num_warm += is_warm
-            self.outcome.waits_s.append(max(0.0, held.ready_at - at))
+        self.outcome.served.append(Served(at, is_warm, max(0.0, held.ready_at - at)))
 
     def load_ahead(self, keep: Mapping[str, float], at: float) -> None:
         for swap in swaps(self._memory(*keep), keep, self.margin):
@@ -125,10 +129,9 @@ def replay(
     policy: Policy,
     rooms: Sequence[int],
     load_s: float,
-    count_from: float = 0.0,
     margin: float = MARGIN,
 ) -> dict[int, Outcome]:
-    """One outcome for each of ``rooms``. Requests before ``count_from`` are served, not counted."""
+    """One outcome for each of ``rooms``."""
     nodes = [Node(room, load_s, margin) for room in rooms]
     previous = requests[0].at if requests else 0.0
     for index, request in enumerate(requests):
@@ -137,7 +140,7 @@ def replay(
         policy.note(index, request)
         keep = policy.keep(request.at)
         for node in nodes:
-            node.serve(request, keep, counted=request.at >= count_from)
+            node.serve(request, keep)
             if policy.loads_ahead:
                 node.load_ahead(keep, request.at)
         previous = request.at

@@ -46,13 +46,13 @@ def first_test_second(requests: Sequence[Request]) -> float:
     return (requests[-1].at // DAY_S - TEST_DAYS + 1) * DAY_S
 
 
-def figures(outcomes: Outcomes, prefix: str) -> dict[str, float]:
+def figures(outcomes: Outcomes, prefix: str, since: float) -> dict[str, float]:
     found = {}
     for name, by_room in outcomes.items():
         for room, outcome in by_room.items():
-            found[f"{prefix}{name}_hit_rate_k{room}"] = outcome.hit_rate
+            found[f"{prefix}{name}_hit_rate_k{room}"] = outcome.hit_rate(since)
     for room in ROOMS:
-        closed = {name: distance_closed(outcomes, name, room) for name in outcomes}
+        closed = {name: distance_closed(outcomes, name, room, since) for name in outcomes}
         found[f"{prefix}distance_closed_k{room}"] = closed["demand"]
         found[f"{prefix}forecast_vs_ema_k{room}"] = closed["ema_arima"] / closed["ema"]
         found[f"{prefix}demand_vs_ema_k{room}"] = closed["demand"] / closed["ema"]
@@ -140,11 +140,9 @@ def main() -> None:
         print_weights(known, History(known))
         return
     history = History(requests)
-    whole = compare(requests, history, ROOMS, LOAD_S)
-    test = compare(requests, history, ROOMS, LOAD_S, since)
-    print(f"\n{len(requests)} requests", *table(whole), sep="\n")
-    print(f"\nThe last {TEST_DAYS} days alone", *table(test), sep="\n")
-    ratios = figures(whole, "") | figures(test, "test_")
+    outcomes = compare(requests, history, ROOMS, LOAD_S)
+    print(f"{len(requests)} requests", *table(outcomes), sep="\n")
+    ratios = figures(outcomes, "", 0.0) | figures(outcomes, "test_", since)
     report = {
         "name": "preloading",
         "machine": f"{platform.machine()}, {time.perf_counter() - started:.0f} s",

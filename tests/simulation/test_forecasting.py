@@ -24,7 +24,7 @@ def test_a_rhythm_is_forecast_where_an_average_sees_none():
 
 
 def test_the_past_is_forecast_as_it_would_have_been_then():
-    trace = alternating(90)
+    trace = alternating(100)
     history, live = History(trace), Forecaster()
     for at, model in trace:
         now = live.at(at).get(model, 0.0)

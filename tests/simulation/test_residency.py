@@ -27,21 +27,21 @@ def random_trace(seed: int, num: int = 60, models: str = "abcde") -> list[Reques
 def test_the_example_of_the_module():
     trace = requests((0, "a"), (1, "a"), (9, "b"), (9, "a"))
     outcome = replay(trace, Lru(), [1], LOAD_S)[1]
-    assert outcome.waits_s == [3, 2, 3, 3]
-    assert (outcome.num_warm, outcome.num_cold, outcome.num_loads) == (1, 3, 3)
+    assert [one.wait_s for one in outcome.served] == [3, 2, 3, 3]
+    assert (outcome.hit_rate(), outcome.num_cold, outcome.num_loads) == (0.25, 3, 3)
 
 
 def test_the_least_recently_used_leaves():
     trace = requests((0, "a"), (1, "b"), (2, "a"), (3, "c"), (4, "a"), (5, "b"))
     outcome = replay(trace, Lru(), [2], LOAD_S)[2]
-    assert outcome.num_warm == 2, "a at 2 s and at 4 s: c took b's place"
+    assert outcome.num_cold == 4, "only a at 2 s and at 4 s is warm: c took b's place"
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_choice_of_victims_beats_the_clairvoyant(seed: int):
     trace = random_trace(seed, num=9, models="abcd")
-    best = replay(trace, Clairvoyant(trace), [2], LOAD_S)[2].num_warm
-    assert best == max(
+    best = replay(trace, Clairvoyant(trace), [2], LOAD_S)[2].hit_rate()
+    assert best * len(trace) == max(
         _warm_hits(trace, 2, choices) for choices in itertools.product((0, 1), repeat=len(trace))
     )
 
@@ -77,21 +77,22 @@ class Scheduled:
 def test_a_load_ahead_makes_the_next_request_warm():
     policy = Scheduled((0, "a"), (10, "b"))
     outcome = replay(requests((0, "a"), (100, "b")), policy, [1], LOAD_S)[1]
-    assert (outcome.num_warm, outcome.num_ahead, outcome.waits_s) == (1, 1, [3, 0])
+    assert (outcome.num_cold, outcome.num_ahead) == (1, 1)
+    assert [one.wait_s for one in outcome.served] == [3, 0]
     assert outcome.wasted_s == 0
 
 
 def test_a_load_ahead_that_nobody_asked_for_is_wasted_until_it_leaves():
     policy = Scheduled((0, "a"), (10, "c"), (50, "b"))
     outcome = replay(requests((0, "a"), (100, "b")), policy, [1], LOAD_S)[1]
-    assert (outcome.num_warm, outcome.num_ahead) == (1, 2)
+    assert (outcome.num_cold, outcome.num_ahead) == (1, 2)
     assert outcome.wasted_s == 40, "c was there from 20 s to 60 s"
 
 
-def test_only_requests_from_the_given_time_count():
-    trace = random_trace(1)
-    outcome = replay(trace, Lru(), [3], LOAD_S, count_from=300.0)[3]
-    assert outcome.num_requests == sum(request.at >= 300 for request in trace)
+def test_the_rate_can_be_that_of_the_last_days_alone():
+    trace = requests((0, "a"), (1, "b"), (2, "b"), (3, "b"))
+    outcome = replay(trace, Lru(), [2], LOAD_S)[2]
+    assert (outcome.hit_rate(), outcome.hit_rate(since=2)) == (0.5, 1)
 
 
 def test_the_distance_is_zero_for_lru_and_one_for_the_optimum():
