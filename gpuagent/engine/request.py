@@ -57,13 +57,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue. Requests share prefix-cache blocks only under one `cache_salt`."""
+    """One prompt to continue. Requests share prefix-cache blocks only under one `cache_salt`.
+
+    It also stands for the tenant where tenants of a class share (`gpuagent.engine.fairness`);
+    `weight`, above 0, is that tenant's: with 4 it gets four times the tokens of one with 1.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     latency_class: LatencyClass = LatencyClass.STANDARD
     cache_salt: bytes = b""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ arriving with a prompt of 9 tokens:
 Decoding requests go first, so a long prompt never stalls them (chunked prefill), and prompts
 get what `pacing` leaves them, so that it does not slow them either. The rest goes by rank:
 class weight 10 / 1 / 0.1 times one plus the steps passed over (`waiting` for the queue), which
-bounds every wait. `policies` puts the three moves decode, prefill and admit in another order.
+bounds every wait; tenants of one class share its slots by tokens (`fairness`). `policies` puts the
+three moves decode, prefill and admit in another order.
 
 Memory: a request is admitted only with blocks for all tokens it has, and if it will still fit
 when everybody has grown (`admission`), so it needs more only when a new token starts a new
@@ -190,6 +191,7 @@ class Scheduler:
         sequence.token_ids += tokens
         if tokens:
             sequence.is_protected = False
+            sequence.account.charge_output(len(tokens), sequence.request.weight)
         num_rejected = max(work.num_drafts + 1 - len(tokens), 0) if work.num_drafts else 0
         sequence.num_computed = work.end - num_rejected
         salt, size = sequence.request.cache_salt, self.config.block_size
@@ -393,6 +395,8 @@ class _Step:
         if not sequence.has_started:
             sequence.has_started, sequence.num_cached = True, admitted.num_cached
             scheduler.num_cached_tokens += admitted.num_cached
+            num_tokens = sequence.num_prompt - admitted.num_cached
+            sequence.account.charge_prompt(num_tokens, sequence.request.weight)
 
     def _bring_back(self, sequence: Sequence, copy: HostCopy) -> None:
         """Swap in what the prefix cache no longer holds."""
