@@ -322,12 +322,16 @@ class _Step:
         waiting = self.scheduler.waiting
         if self.preempted:
             return  # memory is short: nobody new
-        while (head := waiting.first()) and head.request_id not in self.preempted:
-            if not self._start(head):
+        while self._has_slot and (head := waiting.first()):
+            if head.request_id in self.preempted or not self._start(head):
                 break
         while head := waiting.head(LatencyClass.REALTIME):
             if not self._start(head, must_preempt=True):
                 break
+
+    @property
+    def _has_slot(self) -> bool:
+        return len(self.scheduler.running) < self.scheduler.config.max_num_seqs
 
     def _running(self, wanted: Callable[[Sequence], bool]) -> list[Sequence]:
         return sorted(filter(wanted, self.scheduler.running.values()), key=lambda s: s.rank)
@@ -410,7 +414,7 @@ class _Step:
 
     def _admit(self, sequence: Sequence) -> Admission | None:
         scheduler, config = self.scheduler, self.scheduler.config
-        if len(scheduler.running) >= config.max_num_seqs or not self._will_fit(sequence):
+        if not self._has_slot or not self._will_fit(sequence):
             return None
         salt, size = sequence.request.cache_salt, config.block_size
         extend_keys(sequence.block_keys, salt, sequence.token_ids, size)
