@@ -25,7 +25,7 @@ from functools import partial
 import msgspec
 
 from controlplane.application.attempts import attempts_of
-from controlplane.application.call import Call, Part
+from controlplane.application.call import QUEUE_FULL, Call, Part
 from controlplane.application.inference import (
     Generator,
     Job,
@@ -126,6 +126,7 @@ class Serving:
             job.latency_class,
             job.cache_salt,
             part.attempt,
+            job.weight,
         )
         self.num_local[target.replica_id] += 1
         try:
@@ -143,9 +144,7 @@ class Serving:
         except Refused:
             part.finish_reason = "error"
             call.num_open -= 1
-            call.error = call.error or Refused(
-                "engine_lost", "The engine was lost and no other is ready.", retry_after=2
-            )
+            call.error = call.error or _nowhere(part)
 
     # --- the end --------------------------------------------------------------------------------
     async def end(self, call: Call) -> Terminal:
@@ -206,6 +205,13 @@ def _beyond(error: BudgetExceeded) -> str:
     of = f"{rule.scope} {rule.target}".strip()
     per = "in total" if rule.period == "total" else f"a {rule.period}"
     return f"The budget '{rule.budget_id}' ({rule.unit} {per}, {of}) does not cover this: {error}."
+
+
+def _nowhere(part: Part) -> Refused:
+    """Why a part that was given back finds no other replica."""
+    if part.set_back is not None and part.set_back.code in QUEUE_FULL:
+        return part.set_back
+    return Refused("engine_lost", "The engine was lost and no other is ready.", retry_after=2)
 
 
 def _wake_if_waiting(waiter: "asyncio.Future[None]") -> None:

@@ -18,7 +18,7 @@ Rules every engine keeps:
 No torch here: the agent's and the simulator's processes import this module.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -147,6 +147,7 @@ class EngineStats:
     spec_decode_num_accepted_tokens: int = 0
     last_step_age: float = 0.0
     swapped_bytes: int = 0
+    waiting_by_class: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

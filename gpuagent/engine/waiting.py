@@ -60,6 +60,10 @@ class WaitingQueue:
         """How many of a class wait."""
         return len(self._lines[latency_class])
 
+    def counts(self) -> dict[str, int]:
+        """How many wait, by class; without those of which nobody does."""
+        return {each.value: len(line) for each, line in self._lines.items() if line}
+
     def first(self) -> Sequence | None:
         """The most urgent class's head; the higher class among equals."""
         present = [each for each in LatencyClass if self._lines[each]]

@@ -70,10 +70,12 @@ async def two(redis: RedisServer) -> AsyncIterator[list[SharedLimits]]:
         await one.close()
 
 
-def job(number: int, tenant: str = "acme", prompt: int = 10, most: int = 10) -> Any:
+def job(
+    number: int, tenant: str = "acme", prompt: int = 10, most: int = 10, priority: str = "normal"
+) -> Any:
     return SimpleNamespace(
         request_id=f"req-{tenant}-{number}", tenant_id=tenant, tier="standard",
-        num_prompt_tokens=prompt, max_output_tokens=most,
+        num_prompt_tokens=prompt, max_output_tokens=most, priority=priority,
     )  # fmt: skip
 
 

@@ -170,7 +170,8 @@ class Gateway:
             await self.limits.renew()
 
     def _build_app(self, settings: GatewaySettings) -> GatewayApp:
-        desk = OrderDesk(self.state, self.encoders, self._clock.monotonic, settings.secret)
+        weights = {name: tier.weight for name, tier in settings.tiers.items()}
+        desk = OrderDesk(self.state, self.encoders, self._clock.monotonic, settings.secret, weights)
         inference = Inference(self.serving, desk, self.authenticator, self.metrics)
         self.websockets = WebSockets(inference)
         return GatewayApp(
