@@ -137,6 +137,11 @@ class Call:
         """Nothing more will come: all choices have ended, or the call has failed."""
         return not self._pending and (self.num_open == 0 or self.error is not None)
 
+    @property
+    def num_of_tenant(self) -> int:
+        """Requests that this call's tenant has open in this gateway, this one included."""
+        return self._serving.num_of_tenant[self.job.tenant_id]
+
     def client_left(self) -> None:
         """Nobody reads any more: the consumer is woken and sees ``is_over``."""
         self.client_gone = True

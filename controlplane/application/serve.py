@@ -66,6 +66,7 @@ class Serving:
     calls: dict[str, Call] = field(default_factory=dict)
     draining: bool = False
     num_local: Counter[str] = field(default_factory=Counter)
+    num_of_tenant: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -81,11 +82,11 @@ class Serving:
             raise Refused("shutting_down", "This gateway is shutting down.", retry_after=1)
         job.limits = await self.limits.take(job)
         call = Call(self, job, _parts_of(job))
-        self.calls[job.request_id] = call
+        self._enter(call)
         try:
             await self._admit(job)
         except BaseException:
-            del self.calls[job.request_id]
+            self._leave(job)
             self.limits.give_back(job, 0, was_refused=True)
             raise
         try:
@@ -95,6 +96,17 @@ class Serving:
             await call.finish()
             raise
         return call
+
+    def _enter(self, call: Call) -> None:
+        self.calls[call.job.request_id] = call
+        self.num_of_tenant[call.job.tenant_id] += 1
+
+    def _leave(self, job: Job) -> None:
+        if self.calls.pop(job.request_id, None) is None:
+            return
+        self.num_of_tenant[job.tenant_id] -= 1
+        if not self.num_of_tenant[job.tenant_id]:
+            del self.num_of_tenant[job.tenant_id]
 
     async def _admit(self, job: Job) -> None:
         try:
@@ -154,7 +166,7 @@ class Serving:
         try:
             await self.settler.settle(terminal)
         finally:
-            self.calls.pop(call.job.request_id, None)
+            self._leave(call.job)
             self.limits.give_back(call.job, terminal.num_prompt_tokens + terminal.num_output_tokens)
         return terminal
 
@@ -192,6 +204,12 @@ class Serving:
             if refusal is not None:
                 call.fail(refusal)
             call.check(now)
+
+    def waiting(self) -> dict[str, int]:
+        """Calls without a token yet, by latency class."""
+        return Counter(
+            call.job.latency_class for call in self.calls.values() if call.first_at is None
+        )
 
     def progress(self) -> dict[str, int]:
         """Tokens produced so far by each call that has any."""

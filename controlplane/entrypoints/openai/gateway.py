@@ -244,6 +244,7 @@ class Gateway:
     def _gauges(self) -> Gauges:
         return Gauges(
             num_running=len(self.serving.calls),
+            num_waiting=self.serving.waiting(),
             num_unsettled=len(self.serving.settler.unsettled),
             num_websockets=self.websockets.num_open,
             log_position=self.live.position,
