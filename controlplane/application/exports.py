@@ -177,12 +177,16 @@ def read_manifest(content: bytes, keys: Sequence[PublicKey]) -> Manifest:
 
 
 # --- rows -------------------------------------------------------------------------------------
+# A row's own columns, before the record's; of those the position is the first.
+_OWN: tuple[Field, ...] = (("row", "int"), ("shape", "text"))
+POSITION = len(_OWN)
+
+
 def row_fields(log: str) -> tuple[Field, ...]:
     """A row's columns: its number, its shape, every column of the newest shape, the chain's hash
     (events of a whole export; hex) and the leaf hash (hex)."""
     chained: tuple[Field, ...] = (("hash", "text?"),) if log == EVENTS else ()
-    own: tuple[Field, ...] = (("row", "int"), ("shape", "text"))
-    return (*own, *fields_of(NEWEST[log]), *chained, ("leaf", "text"))
+    return (*_OWN, *fields_of(NEWEST[log]), *chained, ("leaf", "text"))
 
 
 class RowMaker:
@@ -209,7 +213,7 @@ class RowMaker:
         return self._leaves[shape](tuple(columns))
 
     def columns(self, row: Row) -> Row:
-        return row[2 : 2 + self._width]
+        return row[POSITION : POSITION + self._width]
 
 
 class Format(Protocol):

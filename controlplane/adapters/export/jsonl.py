@@ -35,7 +35,6 @@ class Jsonl:
         self._shape: Any = shape
         self._encode_lines = msgspec.json.Encoder(order="sorted").encode_lines
         self._decode = msgspec.json.Decoder(shape).decode
-        self._names = [name for name, _ in fields]
 
     def start(self) -> bytes:
         return b""
