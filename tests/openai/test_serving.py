@@ -15,6 +15,7 @@ from controlplane.application.serve import Serving
 from controlplane.application.settle import Settler
 from controlplane.domain.budget import Budget
 from controlplane.domain.money import FREE
+from controlplane.entrypoints.openai.answers import HEARTBEAT, heartbeat
 from controlplane.entrypoints.openai.errors import status_of
 
 
@@ -242,6 +243,19 @@ async def test_a_full_queue_is_tried_elsewhere_and_then_said_in_the_nodes_words(
     await call.finish()
     assert (call.error.code, call.error.message) == (full.error_code, full.error_message)
     assert call.error.retry_after > 0 and status_of(call.error) == 429
+
+
+async def test_a_wait_is_explained_by_the_callers_own_part(world: World) -> None:
+    """Before the first token; after it there is nothing to explain."""
+    call = await world.serving.start(a_job())
+    said = heartbeat(call, call.job.began + 12)
+    assert said == b": waiting reason=engine_queue class=standard weight=1 open=1 waited=12s\n\n"
+    assert world.serving.waiting() == {"standard": 1}
+    world.say("req-1", ONE)
+    assert heartbeat(call, call.job.began + 20) == HEARTBEAT and not world.serving.waiting()
+    world.say("req-1", TWO)
+    await call.finish()
+    assert not world.serving.num_of_tenant
 
 
 async def test_a_client_that_leaves_is_billed_for_what_the_node_says(world: World) -> None:
