@@ -46,7 +46,7 @@ class TierLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _OPEN = {"free": 32, "standard": 512, "premium": 4096}
 _WEIGHTS = {"free": 1.0, "standard": 2.0, "premium": 4.0}
-MAX_WEIGHT = 100.0
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # what nodes take
 DEFAULT_LIMITS = {
     tier: TierLimits(rate.requests_per_minute, rate.tokens_per_minute, _OPEN[tier], _WEIGHTS[tier])
     for tier, rate in DEFAULT_RATES.items()
@@ -60,9 +60,9 @@ def parse_limits(text: str) -> Mapping[str, TierLimits]:
 
 
 def _weighted(tier: str, limits: TierLimits) -> TierLimits:
-    if not 0 <= limits.weight <= MAX_WEIGHT:
-        raise ValueError(f"the weight of tier {tier!r} is above 0 and at most {MAX_WEIGHT:g}")
     weight = limits.weight or _WEIGHTS.get(tier, 1.0)
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise ValueError(f"the weight of tier {tier!r} is from {MIN_WEIGHT} to {MAX_WEIGHT:g}")
     return msgspec.structs.replace(limits, weight=weight)
 
 

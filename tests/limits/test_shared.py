@@ -176,7 +176,7 @@ def test_a_tiers_weight_is_its_own_unless_said_and_bounded() -> None:
     read = parse_limits(limits(""))
     assert (read["premium"].weight, read["gold"].weight) == (4, 1)
     assert parse_limits(limits(', "weight": 8'))["premium"].weight == 8
-    for weight in ("-1", "101"):
+    for weight in ("-1", "0.001", "101"):
         with pytest.raises(ValueError, match="weight of tier 'premium'"):
             parse_limits(limits(f', "weight": {weight}'))
 

@@ -201,7 +201,7 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
         "engine:num_requests_running", "Requests in flight in this gateway.", now.num_running
     )
     waiting = GaugeMetricFamily(
-        "engine:num_requests_waiting",
+        "engine_gateway_requests_waiting",
         "Requests in flight here without a token yet, by latency class.",
         labels=["latency_class"],
     )
