@@ -34,6 +34,7 @@ _STATUS = {
     "kv_capacity": 429,
     "tenant_queue_full": 429,
     "internal_error": 500,
+    "engine_error": 500,
     "numerical_error": 500,
     "stream_corrupt": 500,
     "audit_unavailable": 503,
