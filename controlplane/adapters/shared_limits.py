@@ -26,7 +26,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from controlplane.application.inference import Job
-from controlplane.application.limits import DEFAULT_LIMITS, TenantLimits, TierLimits, refusal
+from controlplane.application.limits import (
+    DEFAULT_LIMITS,
+    TenantLimits,
+    TierLimits,
+    refusal,
+    too_many_open,
+)
 from controlplane.application.refused import Refused
 from controlplane.dispatch.admit import Admission, Buckets, admit, admitted
 
@@ -128,8 +134,7 @@ class SharedLimits:
             return await self._without(job)
         self._found()
         if status < 0:
-            text = f"{tier.max_open} requests of this tenant are open; wait for one to end."
-            raise Refused("rate_limit_exceeded", text, retry_after=1)
+            raise too_many_open(tier, job)
         buckets = Buckets(float(requests), float(tokens), 0.0)
         if status == 0:
             raise refusal(admit(buckets, tier.rate, asked, 0.0), asked)
@@ -138,7 +143,8 @@ class SharedLimits:
 
     async def _ask(self, job: Job, tier: TierLimits, asked: int) -> Any:
         rate = tier.rate
-        limits = (rate.requests_per_minute, rate.tokens_per_minute, asked, tier.max_open)
+        most = tier.most_open(job.priority)
+        limits = (rate.requests_per_minute, rate.tokens_per_minute, asked, most)
         arguments: list[str | float] = [*limits, job.request_id, LEASE_S, KEPT_S]
         answer = await self._take(keys=_keys(job.tenant_id), args=arguments)
         return int(answer[0]), answer[1], answer[2]

@@ -29,9 +29,12 @@ SLOW_READER_S = 30.0
 SLOW_READER_DELTAS = 512
 SLOW_READER_BYTES = 256 * 1024
 HEARTBEAT_S = 10.0
+QUEUE_RETRY_S = 2.0
 
+# The replica's queue, or the tenant's part of it; said as it is, and another replica may have room.
+QUEUE_FULL = frozenset({"overloaded", "tenant_queue_full"})
 _TRY_ELSEWHERE = frozenset(
-    {"node_unreachable", "node_restarted", "node_lost", "replica_not_ready", "overloaded"}
+    {"node_unreachable", "node_restarted", "node_lost", "replica_not_ready"} | QUEUE_FULL
 )
 _OUTCOMES = {"error": "error", "cancelled": "cancelled"}  # of an attempt; all else is ok
 _ENGINE_LOST = _TRY_ELSEWHERE | {"worker_lost", "replica_lost", "engine_lost", "worker_died"}
@@ -67,6 +70,7 @@ class Part:
     heard_at: float = 0.0
     finish_reason: str = ""
     error: Refused | None = None
+    set_back: Refused | None = None  # why the last attempt that was given up failed
     failed: frozenset[str] = frozenset()
     sent_at: float = 0.0
     tries: list[Try] = field(default_factory=list)
@@ -134,6 +138,11 @@ class Call:
         """Nothing more will come: all choices have ended, or the call has failed."""
         return not self._pending and (self.num_open == 0 or self.error is not None)
 
+    @property
+    def num_of_tenant(self) -> int:
+        """Requests that this call's tenant has open in this gateway, this one included."""
+        return self._serving.num_of_tenant[self.job.tenant_id]
+
     def client_left(self) -> None:
         """Nobody reads any more: the consumer is woken and sees ``is_over``."""
         self.client_gone = True
@@ -190,6 +199,7 @@ class Call:
         self._serving.left(part)
         error = _error_of(delta)
         if error is not None and self._may_retry(part, delta.error_code):
+            part.set_back = error
             self._retries.append(part)
             return
         part.finish_reason = delta.finish_reason
@@ -248,6 +258,8 @@ def _error_of(delta: Any) -> Refused | None:
     """The error a terminal delta stands for; a cancellation nobody asked for is one too."""
     if delta.finish_reason == "error":
         code = delta.error_code or "engine_lost"
+        if code in QUEUE_FULL:
+            return Refused(code, delta.error_message, retry_after=QUEUE_RETRY_S)
         if code in _ENGINE_LOST:
             return Refused("engine_lost", "The engine was lost.", retry_after=1)
         return Refused(code, delta.error_message or "The engine failed.")

@@ -107,6 +107,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     speculation: str = "none"
     swap_bytes: int | str | None = None
     disaggregation: str = "none"
+    guaranteed_percent: int = 0
     default: bool = False
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None

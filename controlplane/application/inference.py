@@ -48,6 +48,7 @@ class Order(msgspec.Struct, frozen=True):
     latency_class: str
     cache_salt: bytes
     attempt: int
+    weight: float = 1.0
 
 
 class Delta(Protocol):
@@ -110,7 +111,10 @@ class Limits(Protocol):
 
 @dataclass(slots=True)
 class Job:
-    """A checked request: who asks, what was resolved, and the encoded prompts (one per part)."""
+    """A checked request: who asks, what was resolved, and the encoded prompts (one per part).
+
+    ``weight`` is the tenant's among those of its latency class, ``priority`` the version's.
+    """
 
     request_id: str
     tenant_id: str
@@ -130,6 +134,8 @@ class Job:
     sampling: SamplingOptions
     cache_salt: bytes
     began: float  # monotonic seconds
+    weight: float = 1.0
+    priority: str = "normal"
     limits: Any = None
     num_prompt_tokens: int = field(init=False)
     max_output_tokens: int = field(init=False)

@@ -26,7 +26,7 @@ from functools import partial
 import msgspec
 
 from controlplane.application.attempts import attempts_of
-from controlplane.application.call import Call, Part
+from controlplane.application.call import QUEUE_FULL, Call, Part
 from controlplane.application.inference import (
     Generator,
     Job,
@@ -67,6 +67,7 @@ class Serving:
     calls: dict[str, Call] = field(default_factory=dict)
     draining: bool = False
     num_local: Counter[str] = field(default_factory=Counter)
+    num_of_tenant: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -82,11 +83,11 @@ class Serving:
             raise Refused("shutting_down", "This gateway is shutting down.", retry_after=1)
         job.limits = await self.limits.take(job)
         call = Call(self, job, _parts_of(job))
-        self.calls[job.request_id] = call
+        self._enter(call)
         try:
             await self._admit(job)
         except BaseException:
-            del self.calls[job.request_id]
+            self._leave(job)
             self.limits.give_back(job, 0, was_refused=True)
             raise
         try:
@@ -96,6 +97,17 @@ class Serving:
             await call.finish()
             raise
         return call
+
+    def _enter(self, call: Call) -> None:
+        self.calls[call.job.request_id] = call
+        self.num_of_tenant[call.job.tenant_id] += 1
+
+    def _leave(self, job: Job) -> None:
+        if self.calls.pop(job.request_id, None) is None:
+            return
+        self.num_of_tenant[job.tenant_id] -= 1
+        if not self.num_of_tenant[job.tenant_id]:
+            del self.num_of_tenant[job.tenant_id]
 
     async def _admit(self, job: Job) -> None:
         try:
@@ -127,6 +139,7 @@ class Serving:
             job.latency_class,
             job.cache_salt,
             part.attempt,
+            job.weight,
         )
         self.num_local[target.replica_id] += 1
         try:
@@ -144,9 +157,7 @@ class Serving:
         except Refused:
             part.finish_reason = "error"
             call.num_open -= 1
-            call.error = call.error or Refused(
-                "engine_lost", "The engine was lost and no other is ready.", retry_after=2
-            )
+            call.error = call.error or _nowhere(part)
 
     # --- the end --------------------------------------------------------------------------------
     async def end(self, call: Call) -> Terminal:
@@ -156,7 +167,7 @@ class Serving:
         try:
             await self.settler.settle(terminal)
         finally:
-            self.calls.pop(call.job.request_id, None)
+            self._leave(call.job)
             self.limits.give_back(call.job, terminal.num_prompt_tokens + terminal.num_output_tokens)
         return terminal
 
@@ -195,6 +206,12 @@ class Serving:
                 call.fail(refusal)
             call.check(now)
 
+    def waiting(self) -> dict[str, int]:
+        """Calls without a token yet, by latency class."""
+        return Counter(
+            call.job.latency_class for call in self.calls.values() if call.first_at is None
+        )
+
     def progress(self) -> dict[str, int]:
         """Tokens produced so far by each call that has any."""
         counts = {key: _num_output_tokens(call.parts) for key, call in self.calls.items()}
@@ -207,6 +224,13 @@ def _beyond(error: BudgetExceeded) -> str:
     of = f"{rule.scope} {rule.target}".strip()
     per = "in total" if rule.period == "total" else f"a {rule.period}"
     return f"The budget '{rule.budget_id}' ({rule.unit} {per}, {of}) does not cover this: {error}."
+
+
+def _nowhere(part: Part) -> Refused:
+    """Why a part that was given back finds no other replica."""
+    if part.set_back is not None and part.set_back.code in QUEUE_FULL:
+        return part.set_back
+    return Refused("engine_lost", "The engine was lost and no other is ready.", retry_after=2)
 
 
 def _wake_if_waiting(waiter: "asyncio.Future[None]") -> None:

@@ -47,7 +47,7 @@ class Environment(BaseSettings):
     )
     tier_limits: str = Field(
         default="",
-        description="JSON by tier: requests_per_minute, tokens_per_minute, max_open.",
+        description="JSON by tier: requests_per_minute, tokens_per_minute, max_open, weight.",
     )
     sealing_key: Path | None = Field(
         default=None, description="File with the key that signs checkpoints; empty: in data_dir."

@@ -38,7 +38,7 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "ApiKeyIssued": 2,
     "CommandRefused": 2,
     "ModelAccessChanged": 2,
-    "ModelVersionAdded": 2,
+    "ModelVersionAdded": 3,
     "PlacementDecided": 2,
     "ReplicaBecameReady": 2,
     "TenantBudgetSet": 2,

@@ -56,6 +56,8 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     ``gpu_memory`` holds everything: weights, draft model, KV cache, ``swap_bytes`` for preempted
     requests (None: the node chooses) and workspace. ``draft_model`` is a source, as ``source``.
+    ``guaranteed_percent`` is of the time of the device that a replica shares: what a version of
+    high priority gets whenever it has work, whatever its neighbours want; 0 promises nothing.
     """
 
     version: str
@@ -78,6 +80,7 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     speculation: str = "none"
     swap_bytes: int | None = None
     disaggregation: str = "none"
+    guaranteed_percent: int = 0
 
     @property
     def max_model_len(self) -> int:
@@ -348,6 +351,7 @@ def check_spec(spec: VersionSpec) -> None:
         ("max_batch", spec.max_batch, 1, 4096),
         ("max_prompt_tokens", spec.max_prompt_tokens, 1, 2**24),
         ("max_output_tokens", spec.max_output_tokens, 1, 2**24),
+        ("guaranteed_percent", spec.guaranteed_percent, 0, 100),
     ):
         if not low <= value <= high:
             raise Invalid("out_of_range", f"{param} is from {low} to {high}.", param)
@@ -371,6 +375,8 @@ def _check_combination(spec: VersionSpec) -> None:
     is_draft, is_bf16 = spec.speculation == "draft", spec.quantization == "bf16"
     is_simulated = spec.source.startswith("simulated://")
     is_split = spec.disaggregation != "none"
+    is_alone = is_split or spec.colocation.isolation == "dedicated"
+    is_guaranteed, is_high = spec.guaranteed_percent > 0, spec.priority == "high"
     rules = (
         (is_draft != bool(spec.draft_model), "draft_model", "goes with speculation: draft"),
         (spec.draft_model.startswith("simulated:"), "draft_model", "has weights"),
@@ -387,6 +393,8 @@ def _check_combination(spec: VersionSpec) -> None:
         ),
         (is_split and spec.policy == "static", "disaggregation", "has no static batches"),
         (is_split and spec.tensor_parallel > 1, "disaggregation", "is for one device"),
+        (is_guaranteed and not is_high, "guaranteed_percent", "goes with priority: high"),
+        (is_guaranteed and is_alone, "guaranteed_percent", "is for versions that share a process"),
     )
     for is_broken, param, rule in rules:
         if is_broken:

@@ -17,6 +17,10 @@ def _with_engine_options(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "spec": {**data["spec"], **new}}
 
 
+def _with_guarantee(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "spec": {**data["spec"], "guaranteed_percent": 0}}
+
+
 def _budget_of_many(data: dict[str, Any]) -> dict[str, Any]:
     """A tenant had one budget, of tokens for all it did; it is called ``default`` now."""
     kept = {name: value for name, value in data.items() if name != "tokens"}
@@ -43,6 +47,7 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("CommandRefused", 1): _refusal_with_order,
     ("ModelAccessChanged", 1): _access_with_roles,
     ("ModelVersionAdded", 1): _with_engine_options,
+    ("ModelVersionAdded", 2): _with_guarantee,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
     ("TenantBudgetSet", 1): _budget_of_many,
     # Version 1 did not keep the telemetry that the planner saw.

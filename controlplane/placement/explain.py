@@ -16,6 +16,7 @@ SENTENCES = {
     "anti_affinity": "shared with a model it must not meet",
     "too_small": "too small even when empty",
     "insufficient_memory": "too full",
+    "insufficient_time": "promised to other models",
 }
 
 

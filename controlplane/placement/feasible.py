@@ -44,6 +44,7 @@ class Slot:
     closed: tuple[str, str] | None
     used_bytes: int = 0
     num_anti: int = 0
+    guaranteed: int = 0  # percent of its time
     residents: dict[str, Resident] = field(default_factory=dict)
     version_ids: Counter[str] = field(default_factory=Counter)
 
@@ -55,6 +56,7 @@ class Slot:
         self.free_bytes -= num_bytes
         self.version_ids[placed.version_id] += sign
         self.num_anti += sign * bool(version.spec.colocation.anti_affinity)
+        self.guaranteed += sign * version.spec.guaranteed_percent
         if sign > 0:
             self.residents[placed.replica_id] = resident
         else:
@@ -162,6 +164,7 @@ def _full(
     """Reasons that lie in who is on the devices now."""
     for one in fleet.span(slot.node.node_id, slot.device.index, version):
         found = _company(one, version, without)
+        found = found or _promised(one, version, without)
         if found:
             return found
         free = one.free_bytes
@@ -173,6 +176,18 @@ def _full(
                 f"needs {bytes_text(version.shard_bytes)}, {bytes_text(max(0, free))} is free"
             )
     return None
+
+
+def _promised(slot: Slot, version: VersionView, without: frozenset[str]) -> tuple[str, str] | None:
+    """More of the device's time promised than there is."""
+    wanted = version.spec.guaranteed_percent
+    if not wanted or slot.guaranteed + wanted <= 100:
+        return None
+    gone = (slot.residents[one] for one in without if one in slot.residents)
+    left = 100 - slot.guaranteed + sum(one.version.spec.guaranteed_percent for one in gone)
+    if wanted <= left:
+        return None
+    return "insufficient_time", f"needs {wanted} % of the device's time, {left} % is not promised"
 
 
 def _company(slot: Slot, version: VersionView, without: frozenset[str]) -> tuple[str, str] | None:

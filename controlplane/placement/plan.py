@@ -54,6 +54,7 @@ HELPFUL_CODES = (
     "backoff",
     "anti_affinity",
     "insufficient_memory",
+    "insufficient_time",
     "already_here",
     "too_small",
     "too_few_devices",

@@ -54,6 +54,7 @@ class Version(Row, frozen=True, kw_only=True):
     speculation: str
     swap_bytes: int | None
     disaggregation: str
+    guaranteed_percent: int
     created_at: float
     added_at_position: int
     price: Price = FREE

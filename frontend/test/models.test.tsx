@@ -51,6 +51,20 @@ test("a draft model is asked for with draft speculation only, and sent with it",
   expect(added.disaggregation).toBe("none");
 });
 
+test("a guarantee is asked for with high priority only, and sent with it", async () => {
+  const { backend } = await open("/models/smollm2?add=true");
+  const box = await dialog("Add version to smollm2");
+  expect(within(box).queryByLabelText(/^Guaranteed part/)).toBeNull();
+  fireEvent.click(within(box).getByRole("combobox", { name: "Priority" }));
+  fireEvent.click(await screen.findByRole("option", { name: "high", hidden: true }));
+  type(/^Guaranteed part/, "40");
+  press("Add version", box);
+  await screen.findByText("smollm2@v3 is added; it is placed next");
+  const added = backend.state.models[0].versions.at(-1);
+  expect(added.priority).toBe("high");
+  expect(added.guaranteed_percent).toBe(40);
+});
+
 test("a refused name is shown with the server's rule, and the dialog stays", async () => {
   await open("/models");
   press("Register model");

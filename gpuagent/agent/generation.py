@@ -41,6 +41,7 @@ class Generation:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     terminal: Delta | None = None
     lease_s: float = 0.0  # 0: none
+    tenant: bytes = b""
     served: Served | None = None  # None: it was refused and never reached an engine
 
     def record(self, delta: Delta) -> None:

@@ -17,6 +17,13 @@ cancelled. Time without a bus does not count::
 
     lease 10 s;  t=0 generate   t=2 heartbeat   gateway killed   t=12 cancelled
 
+A replica's queue is bounded, and no tenant can fill it alone: one may hold up to ``QUEUE_SHARE``
+times the places that are left (Choudhury and Hahne's dynamic thresholds). With 1024 places::
+
+    one tenant alone            holds 819 at most: 4 * (1024 - 819) = 820
+    a second one comes          finds 205 places, and may take 164 of them before it has its share
+    eight that want everything  hold 124 each, 32 are left for a ninth
+
 Every accepted generation ends with exactly one delta that has a finish reason, also when the
 replica is not there, the worker dies, or the agent ends.
 """
@@ -37,6 +44,8 @@ RETENTION_S = 60.0
 RESEND_GRACE_S = 1.0  # a resend may overtake the generate it is about
 RESEND_BYTES = 512 * 1024
 MAX_EARLY = 10_000
+QUEUE_SHARE = 4
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 MAX_ID_CHARS = 128
 SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LATENCY_CLASSES = frozenset({"realtime", "standard", "batch"})
@@ -77,6 +86,7 @@ class Inference:
         self._max_queue = max_queue
         self._known: dict[str, Generation] = {}
         self._active: Counter[str] = Counter()  # unfinished generations by replica
+        self._held: Counter[tuple[str, bytes]] = Counter()  # the same by replica and tenant
         self._ended: deque[tuple[float, Generation]] = deque()
         self._early_cancels: dict[str, float] = {}
         self._late_resends: list[tuple[float, str, str, int]] = []
@@ -122,10 +132,12 @@ class Inference:
             num_prompt_tokens=len(request.prompt_token_ids),
             started_at=now,
             lease_s=request.lease_s,
+            tenant=request.cache_salt,
         )
         self._heard[request.gateway] = now
         self._known[request.request_id] = generation
         self._active[request.replica_id] += 1
+        self._held[request.replica_id, request.cache_salt] += 1
         if self._early_cancels.pop(f"{request.gateway} {request.request_id}", None) is not None:
             await self._end([generation], "cancelled")
         elif refusal := self._refusal(request):
@@ -138,11 +150,27 @@ class Inference:
         """(code, message) of why this generation cannot start."""
         if request.latency_class not in LATENCY_CLASSES:
             return "invalid_request", f"no latency class {request.latency_class!r}"
+        if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:  # nor is it NaN
+            return "invalid_request", f"a weight of {request.weight}"
         reason = self._engines.refusal(request.replica_id)
         if reason:
             return "replica_not_ready", reason
-        if self._active[request.replica_id] > self._max_queue:
-            return "overloaded", f"{self._max_queue} generations are unfinished here"
+        return self._crowded(request)
+
+    def _crowded(self, request: Generate) -> tuple[str, str] | None:
+        """Whether this generation, which is counted already, is one too many."""
+        num_others = self._active[request.replica_id] - 1
+        num_own = self._held[request.replica_id, request.cache_salt] - 1
+        num_left = self._max_queue - num_others
+        if num_left <= 0:
+            return "overloaded", (
+                f"The replica's queue is full: {self._max_queue} requests, {num_own} of them yours."
+            )
+        if num_own >= QUEUE_SHARE * num_left:
+            return "tenant_queue_full", (
+                f"You have {num_own} unfinished requests at this replica; of its queue of "
+                f"{self._max_queue} one tenant may hold {QUEUE_SHARE * num_left} now."
+            )
         return None
 
     async def cancel(self, payload: bytes) -> None:
@@ -263,6 +291,10 @@ class Inference:
         await self.outputs([g.ending(reason, code, message) for g in generations])
 
     def _close(self, generation: Generation, now: float) -> None:
+        held = generation.replica_id, generation.tenant
+        self._held[held] -= 1
+        if self._held[held] <= 0:
+            del self._held[held]
         self._active[generation.replica_id] -= 1
         if self._active[generation.replica_id] <= 0:
             del self._active[generation.replica_id]

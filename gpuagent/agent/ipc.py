@@ -173,6 +173,7 @@ class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    waiting_by_class: dict[str, int] = {}
 
 
 class Stats(Ipc, frozen=True, tag="stats"):

@@ -98,6 +98,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[ReplicaLoad], float]], ...] = (
     ("num_recomputed", "Of these, computed anew.", lambda r: r.num_recomputed),
     ("swapped_bytes", "KV bytes moved to host memory or back.", lambda r: r.swapped_bytes),
     ("num_steps", "Steps of the engine.", lambda r: r.num_steps),
+    ("busy_seconds", "Time of the device in steps of this model.", lambda r: r.busy_seconds),
     ("spec_decode_num_drafts", "Guesses computed ahead.", lambda r: r.num_drafts),
     ("spec_decode_num_draft_tokens", "Their tokens.", lambda r: r.num_draft_tokens),
     ("spec_decode_num_accepted_tokens", "Of these, accepted.", lambda r: r.num_accepted_tokens),
@@ -126,6 +127,7 @@ class AgentCollector:
     def collect(self) -> Iterator[Metric]:
         shot = self._snapshot()
         yield from _replica_metrics(shot)
+        yield _waiting_by_class(shot)
         yield from _latency_metrics(shot)
         yield from _device_metrics(shot)
         yield from _agent_metrics(shot)
@@ -142,6 +144,18 @@ def _replica_metrics(shot: Snapshot) -> Iterator[Metric]:
             for load in shot.replicas:
                 family.add_metric(_labels(shot, load.replica_id), value(load))  # type: ignore[attr-defined]
             yield family
+
+
+def _waiting_by_class(shot: Snapshot) -> Metric:
+    family = GaugeMetricFamily(
+        "engine:num_requests_waiting_by_class",
+        "Generations in the engine's queue, by latency class.",
+        labels=[*REPLICA_LABELS, "latency_class"],
+    )
+    for load in shot.replicas:
+        for name, number in load.waiting_by_class.items():
+            family.add_metric([*_labels(shot, load.replica_id), name], number)
+    return family
 
 
 def _latency_metrics(shot: Snapshot) -> Iterator[Metric]:

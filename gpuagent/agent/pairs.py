@@ -12,6 +12,7 @@ To the rest of the agent it is one replica. Here is kept what the two must be to
 Pure bookkeeping: ``EngineHost`` sends what these methods return.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
@@ -99,7 +100,10 @@ class Pair:
 
 
 def _added(parts: list[ipc.ReplicaStats]) -> ipc.ReplicaStats:
-    alike = ("replica_id", "block_size")
-    fields = [name for name in ipc.ReplicaStats.__struct_fields__ if name not in alike]
+    others = ("replica_id", "block_size", "waiting_by_class")
+    fields = [name for name in ipc.ReplicaStats.__struct_fields__ if name not in others]
     sums = {name: sum(getattr(part, name) for part in parts) for name in fields}
-    return msgspec.structs.replace(parts[0], **sums)
+    waiting: Counter[str] = Counter()
+    for part in parts:
+        waiting.update(part.waiting_by_class)
+    return msgspec.structs.replace(parts[0], **sums, waiting_by_class=dict(waiting))

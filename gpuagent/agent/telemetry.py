@@ -96,6 +96,8 @@ class LoadMeter:
             num_drafts=stats.num_drafts,
             num_draft_tokens=stats.num_draft_tokens,
             num_accepted_tokens=stats.num_accepted_tokens,
+            waiting_by_class=stats.waiting_by_class if num_active else {},
+            busy_seconds=round(stats.busy_seconds, 3),
         )
 
 

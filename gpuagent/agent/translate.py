@@ -18,6 +18,7 @@ def to_engine(request: Generate) -> GenerationRequest:
         sampling=SamplingParams(**wire),
         latency_class=LatencyClass(request.latency_class),
         cache_salt=request.cache_salt,
+        weight=request.weight,
     )
 
 

@@ -1,9 +1,9 @@
 """An engine worker: the process that owns a device's engines and steps them in turn.
 
 It runs ``python -m gpuagent.agent.worker FD PARENT_PID CONFIG``, started by the engine host with
-one end of a socket pair as FD. The loop has no asyncio in it: read what has arrived, give each
-engine that has work one step, send what the step produced. Without work it blocks in ``poll`` and
-uses no CPU.
+one end of a socket pair as FD. The loop has no asyncio in it: read what has arrived, give one
+engine that has work a step (whose turn it is: ``turns``), send what the step produced. Without
+work it blocks in ``poll`` and uses no CPU.
 
 Models are loaded in a thread each, so that the replicas that serve go on serving; the loaded
 engine is handed to the loop, which alone calls it from then on.
@@ -32,6 +32,7 @@ from gpuagent.agent import ipc
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
 from gpuagent.agent.exchange import Exchange
 from gpuagent.agent.translate import logprob, to_engine
+from gpuagent.agent.turns import Turns
 from gpuagent.engine.request import EngineStats, RequestOutput, RequestRejected
 from gpuagent.wire.messages import Delta, Generate, ReplicaSpec
 
@@ -107,6 +108,7 @@ class _Replica:
             num_drafts=stats.spec_decode_num_drafts,
             num_draft_tokens=stats.spec_decode_num_draft_tokens,
             num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
+            waiting_by_class=stats.waiting_by_class,
         )
 
 
@@ -126,6 +128,7 @@ class Worker:
         self._end = end
         self._config = config
         self._replicas: dict[str, _Replica] = {}
+        self._turns = Turns()
         self._loads: dict[str, _Load] = {}
         self._from_threads: queue.SimpleQueue[_ThreadMessage] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -139,12 +142,17 @@ class Worker:
     def run(self) -> None:
         """Serve until Shutdown; raises EOFError when the agent is gone."""
         while not self._stopping:
-            working = [r for r in self._replicas.values() if r.model.engine.has_work()]
-            self._receive(0 if working else self._idle_timeout())
-            for replica in working:
-                self._step(replica)
+            is_working = self._has_work()
+            self._receive(0 if is_working else self._idle_timeout())
+            if working := [
+                name for name, each in self._replicas.items() if each.model.engine.has_work()
+            ]:
+                self._step(self._replicas[self._turns.choose(working)])
             self._settle()
-            self._report(bool(working))
+            self._report(is_working or bool(working))
+
+    def _has_work(self) -> bool:
+        return any(replica.model.engine.has_work() for replica in self._replicas.values())
 
     def _idle_timeout(self) -> float | None:
         return LOADING_SIGN_OF_LIFE_S if self._loads else None
@@ -208,11 +216,13 @@ class Worker:
         self._end.send(ipc.StepOutputs(request.replica_id, [delta]))
 
     def _step(self, replica: _Replica) -> None:
+        before = replica.busy_seconds
         try:
             deltas = replica.step()
         except Exception as error:
             self._fail(replica, error)
             return
+        self._turns.charge(replica.replica_id, replica.busy_seconds - before)
         if deltas:
             self._end.send(ipc.StepOutputs(replica.replica_id, deltas))
         if self._exchange and self._config.role == "prefill":
@@ -224,13 +234,14 @@ class Worker:
         if self._config.device.kind == "cuda":
             raise error
         del self._replicas[replica.replica_id]
+        self._turns.leave(replica.replica_id)
         message = f"{type(error).__name__}: {error}"
         self._end.send(ipc.ReplicaFailed(replica.replica_id, "engine_lost", message[:500]))
 
     def _report(self, working: bool) -> None:
         """Stats five times a second while there is work, and once more when it ends."""
         now = time.monotonic()
-        is_over = working and not any(r.model.engine.has_work() for r in self._replicas.values())
+        is_over = working and not self._has_work()
         if is_over or (working and now >= self._stats_due):
             self._send_stats()
             self._stats_due = now + STATS_INTERVAL_S
@@ -269,6 +280,8 @@ class Worker:
             self._end.send(ipc.LoadFailed(done.replica_id, failure.code, failure.message[:500]))
         else:
             self._replicas[done.replica_id] = _Replica(done.replica_id, done.result)
+            spec = load.spec
+            self._turns.join(done.replica_id, spec.guaranteed_percent, spec.priority)
             self._end.send(_loaded(done.replica_id, done.result, done.seconds))
             self._send_stats()
 
@@ -277,6 +290,7 @@ class Worker:
             self._loads[replica_id].unwanted = True  # a thread cannot be stopped
         else:
             self._replicas.pop(replica_id, None)
+            self._turns.leave(replica_id)
             self._end.send(ipc.Unloaded(replica_id))
 
 

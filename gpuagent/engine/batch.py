@@ -15,6 +15,7 @@ proposals has token_ids=(311, 8, 15), num_drafts=2, and asks for the scores afte
 
 from dataclasses import dataclass, field
 
+from gpuagent.engine.fairness import Account
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.preemption import HostCopy, Swap
 from gpuagent.engine.request import GenerationRequest, LatencyClass
@@ -29,7 +30,8 @@ class Sequence:
     `token_ids[:num_computed]` have keys and values in the cache. `num_cached` of them came
     from another request's blocks when this one first started. `num_idle_steps` counts the
     steps since it last computed anything while running. `host_copy` is what a preemption has
-    kept; `is_protected` holds until the next token for one that had to wait very long.
+    kept; `is_protected` holds until the next token for one that had to wait very long. `account`
+    is its tenant's, charged for what it is served.
     """
 
     request: GenerationRequest
@@ -42,6 +44,7 @@ class Sequence:
     is_protected: bool = False
     host_copy: HostCopy | None = None
     block_keys: list[bytes] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
 
     @property
     def request_id(self) -> str:

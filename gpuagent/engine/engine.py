@@ -326,6 +326,7 @@ class TorchEngine:
             weights_bytes=sum(each.weights_bytes for each in self._executors),
             kv_bytes=sum(each.kv_bytes for each in self._executors),
             num_preemptions=self._scheduler.num_preemptions,
+            waiting_by_class=self._scheduler.waiting.counts(),
             executor=self.executor.name,
             num_swapped_out=self._scheduler.num_swapped_out,
             num_recomputed=self._scheduler.num_recomputed,

@@ -18,7 +18,7 @@ Rules every engine keeps:
 No torch here: the agent's and the simulator's processes import this module.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -57,13 +57,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue. Requests share prefix-cache blocks only under one `cache_salt`."""
+    """One prompt to continue. Requests share prefix-cache blocks only under one `cache_salt`.
+
+    It also stands for the tenant where tenants of a class share (`gpuagent.engine.fairness`);
+    `weight`, above 0, is that tenant's: with 4 it gets four times the tokens of one with 1.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     latency_class: LatencyClass = LatencyClass.STANDARD
     cache_salt: bytes = b""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ class EngineStats:
     spec_decode_num_accepted_tokens: int = 0
     last_step_age: float = 0.0
     swapped_bytes: int = 0
+    waiting_by_class: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

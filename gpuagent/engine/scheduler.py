@@ -12,7 +12,8 @@ arriving with a prompt of 9 tokens:
 Decoding requests go first, so a long prompt never stalls them (chunked prefill), and prompts
 get what `pacing` leaves them, so that it does not slow them either. The rest goes by rank:
 class weight 10 / 1 / 0.1 times one plus the steps passed over (`waiting` for the queue), which
-bounds every wait. `policies` puts the three moves decode, prefill and admit in another order.
+bounds every wait; tenants of one class share its slots by tokens (`fairness`). `policies` puts the
+three moves decode, prefill and admit in another order.
 
 Memory: a request is admitted only with blocks for all tokens it has, and if it will still fit
 when everybody has grown (`admission`), so it needs more only when a new token starts a new
@@ -190,6 +191,7 @@ class Scheduler:
         sequence.token_ids += tokens
         if tokens:
             sequence.is_protected = False
+            sequence.account.charge_output(len(tokens), sequence.request.weight)
         num_rejected = max(work.num_drafts + 1 - len(tokens), 0) if work.num_drafts else 0
         sequence.num_computed = work.end - num_rejected
         salt, size = sequence.request.cache_salt, self.config.block_size
@@ -320,12 +322,16 @@ class _Step:
         waiting = self.scheduler.waiting
         if self.preempted:
             return  # memory is short: nobody new
-        while (head := waiting.first()) and head.request_id not in self.preempted:
-            if not self._start(head):
+        while self._has_slot and (head := waiting.first()):
+            if head.request_id in self.preempted or not self._start(head):
                 break
         while head := waiting.head(LatencyClass.REALTIME):
             if not self._start(head, must_preempt=True):
                 break
+
+    @property
+    def _has_slot(self) -> bool:
+        return len(self.scheduler.running) < self.scheduler.config.max_num_seqs
 
     def _running(self, wanted: Callable[[Sequence], bool]) -> list[Sequence]:
         return sorted(filter(wanted, self.scheduler.running.values()), key=lambda s: s.rank)
@@ -393,6 +399,8 @@ class _Step:
         if not sequence.has_started:
             sequence.has_started, sequence.num_cached = True, admitted.num_cached
             scheduler.num_cached_tokens += admitted.num_cached
+            num_tokens = sequence.num_prompt - admitted.num_cached
+            sequence.account.charge_prompt(num_tokens, sequence.request.weight)
 
     def _bring_back(self, sequence: Sequence, copy: HostCopy) -> None:
         """Swap in what the prefix cache no longer holds."""
@@ -406,7 +414,7 @@ class _Step:
 
     def _admit(self, sequence: Sequence) -> Admission | None:
         scheduler, config = self.scheduler, self.scheduler.config
-        if len(scheduler.running) >= config.max_num_seqs or not self._will_fit(sequence):
+        if not self._has_slot or not self._will_fit(sequence):
             return None
         salt, size = sequence.request.cache_salt, config.block_size
         extend_keys(sequence.block_keys, salt, sequence.token_ids, size)

@@ -1,9 +1,10 @@
 """The queue: one line per latency class, and whose head is next.
 
-Inside a class the order is that of arrival, and a preempted request returns to its old place.
-Between classes the score decides: the weight, 10 / 1 / 0.1, times one plus the steps in which
-the class had somebody waiting and nobody computing. Example, all slots go to realtime requests
-while "b" of class batch waits:
+Inside a class tenants share by what they have been served (`gpuagent.engine.fairness`); inside a
+tenant the order is that of arrival, and a preempted request returns to its old place. Between
+classes the score decides: the weight, 10 / 1 / 0.1, times one plus the steps in which the class
+had somebody waiting and nobody computing. Example, all slots go to realtime requests while "b" of
+class batch waits:
 
     step    1     2    ...   99    100   101
     b      0.1   0.2         9.9  10.0  10.1   > 10: the next free slot is b's
@@ -12,13 +13,13 @@ The age belongs to the class and not to the request. Ages of single requests wer
 a long line of batch work everybody is old, and a realtime request would wait behind them all.
 This way a class that gets anything computed does not age, so realtime always comes first into
 a load of batch work; a class that gets nothing at all has its turn after at most 100 steps,
-and since its line moves in order, so has every request in it.
+and since a tenant whose turn does not come is not charged while others are, so has everybody in it.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
 
 from gpuagent.engine.batch import WEIGHTS, Sequence
+from gpuagent.engine.fairness import FairLine
 from gpuagent.engine.request import LatencyClass
 
 
@@ -26,7 +27,7 @@ class WaitingQueue:
     """The unfinished requests that hold no blocks."""
 
     def __init__(self) -> None:
-        self._lines: dict[LatencyClass, list[Sequence]] = {each: [] for each in LatencyClass}
+        self._lines = {each: FairLine() for each in LatencyClass}
         self._num_idle = dict.fromkeys(LatencyClass, 0)
         self._by_id: dict[str, Sequence] = {}
 
@@ -41,30 +42,32 @@ class WaitingQueue:
         return self._by_id.get(request_id)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a request at the place of its arrival."""
-        insort(self._lines[sequence.request.latency_class], sequence, key=_arrival)
+        """Queue a request at its tenant's place of its arrival."""
+        self._lines[sequence.request.latency_class].add(sequence)
         self._by_id[sequence.request_id] = sequence
 
     def remove(self, request_id: str) -> None:
         """Take a request out, wherever it stands; unknown ids are ignored."""
         sequence = self._by_id.pop(request_id, None)
         if sequence:
-            line = self._lines[sequence.request.latency_class]
-            del line[bisect_left(line, sequence.arrival, key=_arrival)]
+            self._lines[sequence.request.latency_class].remove(sequence)
 
     def head(self, latency_class: LatencyClass) -> Sequence | None:
         """The first of a class."""
-        line = self._lines[latency_class]
-        return line[0] if line else None
+        return self._lines[latency_class].head()
 
     def count(self, latency_class: LatencyClass) -> int:
         """How many of a class wait."""
         return len(self._lines[latency_class])
 
+    def counts(self) -> dict[str, int]:
+        """How many wait, by class; without those of which nobody does."""
+        return {each.value: len(line) for each, line in self._lines.items() if line}
+
     def first(self) -> Sequence | None:
         """The most urgent class's head; the higher class among equals."""
         present = [each for each in LatencyClass if self._lines[each]]
-        return self._lines[max(present, key=self.score)][0] if present else None
+        return self.head(max(present, key=self.score)) if present else None
 
     def score(self, latency_class: LatencyClass) -> float:
         """Weight times one plus the steps the class has got nothing."""
@@ -79,7 +82,3 @@ class WaitingQueue:
         for each in LatencyClass:
             is_idle = self._lines[each] and each not in served
             self._num_idle[each] = self._num_idle[each] + 1 if is_idle else 0
-
-
-def _arrival(sequence: Sequence) -> int:
-    return sequence.arrival

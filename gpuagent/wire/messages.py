@@ -28,6 +28,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
 
     ``memory_bytes`` holds all of it, a draft model and ``swap_bytes`` (None: the node chooses)
     included. ``speculation`` is none | ngram | draft, ``disaggregation`` none | prefill-decode.
+    ``guaranteed_percent`` is of the device's time, whatever the replicas beside it want.
     """
 
     replica_id: str
@@ -51,6 +52,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     draft_model: str = ""
     swap_bytes: int | None = None
     disaggregation: str = "none"
+    guaranteed_percent: int = 0
 
 
 class DesiredState(Message, frozen=True, kw_only=True):
@@ -153,6 +155,8 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     num_drafts: int = 0  # guesses made ahead, their tokens, those accepted
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    waiting_by_class: dict[str, int] = {}
+    busy_seconds: float = 0.0  # of the device's time, since the replica became ready
 
 
 class Telemetry(Message, frozen=True, kw_only=True):
@@ -191,7 +195,8 @@ class Generate(Message, frozen=True, kw_only=True):
     """Start one generation. A gateway names itself in ``gateway``; frames go to its subject.
 
     ``lease_s``: the node ends the generation once it has heard nothing of the gateway for that
-    many seconds; 0 (older gateways) means never.
+    many seconds; 0 (older gateways) means never. ``cache_salt`` is the tenant's, and tenants of one
+    class share by ``weight``: one with 4 gets four times the tokens of one with 1.
     """
 
     request_id: str
@@ -203,6 +208,7 @@ class Generate(Message, frozen=True, kw_only=True):
     cache_salt: bytes = b""
     attempt: int = 1
     lease_s: float = 0.0
+    weight: float = 1.0
 
 
 class Cancel(Message, frozen=True, kw_only=True):

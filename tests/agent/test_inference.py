@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +40,13 @@ class Node:
         self.sent.append((subject, codec.decode(payload, Frame)))
 
     async def generate(
-        self, request_id: str, gateway: str = "gw", attempt: int = 1, lease_s: float = 0.0
+        self,
+        request_id: str,
+        gateway: str = "gw",
+        attempt: int = 1,
+        lease_s: float = 0.0,
+        salt: bytes = b"",
+        weight: float = 1.0,
     ) -> None:
         message = Generate(
             request_id=request_id,
@@ -49,6 +56,8 @@ class Node:
             sampling=Sampling(max_tokens=9),
             attempt=attempt,
             lease_s=lease_s,
+            cache_salt=salt,
+            weight=weight,
         )
         await self.inference.generate(codec.encode(message))
 
@@ -122,6 +131,47 @@ async def test_a_full_replica_refuses_instead_of_queueing_without_end() -> None:
         await node.generate(name)
     assert node.added == ["a", "b"]
     assert [d.error_code for d in node.of("c")] == ["overloaded"]
+
+
+async def test_no_tenant_fills_a_queue_alone_and_the_refusal_says_its_share() -> None:
+    """Four fifths at most, and never the last place; a second tenant finds room, and so does a
+    third; what has ended is given back."""
+    node = Node(max_queue=100)
+    for number in range(100):
+        await node.generate(f"a{number}", salt=b"a")
+    assert len(node.added) == 80
+    (refused,) = node.of("a80")
+    assert refused.error_code == "tenant_queue_full"
+    assert refused.error_message == (
+        "You have 80 unfinished requests at this replica; of its queue of 100 one tenant may hold "
+        "80 now."
+    )
+    for number in range(20):
+        await node.generate(f"b{number}", salt=b"b")
+    assert len(node.added) == 96 and node.of("b16")[0].error_code == "tenant_queue_full"
+    await node.generate("c", salt=b"c")
+    assert node.added[-1] == "c"
+    for number in range(40):
+        await node.inference.outputs([delta(f"a{number}", 0, end="stop")])
+    await node.generate("again", salt=b"a")
+    assert node.added[-1] == "again"
+
+
+async def test_a_queue_that_many_share_is_full_to_the_last_place_and_says_so() -> None:
+    node = Node(max_queue=20)
+    for number in range(30):
+        await node.generate(f"r{number}", salt=b"%d" % number)
+    assert len(node.added) == 20
+    (refused,) = node.of("r29")
+    assert refused.error_code == "overloaded"
+    assert refused.error_message == "The replica's queue is full: 20 requests, 0 of them yours."
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+async def test_a_weight_that_no_queue_could_order_is_refused(weight: float) -> None:
+    node = Node()
+    await node.generate("a", weight=weight)
+    assert node.added == [] and [d.error_code for d in node.of("a")] == ["invalid_request"]
 
 
 async def test_a_foreign_gateway_can_neither_read_nor_cancel() -> None:

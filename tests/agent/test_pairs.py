@@ -232,8 +232,15 @@ def test_the_replica_is_loaded_when_both_are_and_counts_both() -> None:
 
 def test_the_replicas_counters_are_both_workers_added_up() -> None:
     pair = Pair("m")
-    pair.stats(PREFILL, ipc.Stats([ipc.ReplicaStats("m", num_steps=3, prefill_tokens=50)]))
-    newer = ipc.ReplicaStats("m", num_steps=9, decode_tokens=8, num_blocks=4)
+    older = ipc.ReplicaStats(
+        "m", num_steps=3, prefill_tokens=50, waiting_by_class={"batch": 1, "standard": 2}
+    )
+    pair.stats(PREFILL, ipc.Stats([older]))
+    waiting = {"batch": 1}
+    newer = ipc.ReplicaStats(
+        "m", num_steps=9, decode_tokens=8, num_blocks=4, waiting_by_class=waiting
+    )
     (entry,) = pair.stats(DECODE, ipc.Stats([newer])).replicas
     assert (entry.num_steps, entry.prefill_tokens, entry.decode_tokens) == (12, 50, 8)
     assert (entry.num_blocks, entry.block_size, entry.replica_id) == (4, 16, "m")
+    assert entry.waiting_by_class == {"batch": 2, "standard": 2}

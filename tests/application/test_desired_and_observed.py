@@ -64,6 +64,7 @@ def test_how_a_versions_engine_works_reaches_the_node() -> None:
         "draft_model": "file:///small",
         "swap_bytes": 77,
         "disaggregation": "prefill-decode",
+        "guaranteed_percent": 40,
     }
     sent = replace(SPEC, **chosen)
     (wire,) = desired_to_wire(desired(1, 1, replace(REPLICA, spec=sent)), "c").replicas

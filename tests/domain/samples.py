@@ -1,5 +1,7 @@
 """One plain value of every event type there is; ``test_golden`` freezes their stored bytes."""
 
+from msgspec.structs import replace
+
 from controlplane.domain import audit, model, node, placement, route, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
@@ -25,6 +27,7 @@ SPEC = model.VersionSpec(
     draft_model="file:///models/small",
     swap_bytes=2**26,
 )
+GUARANTEED = replace(SPEC, priority="high", guaranteed_percent=40)
 DEVICES = (node.DeviceInfo(0, "cpu", "CPU", 4 * GIB),)
 ARMS = (route.Arm("a", V1, 0.75), route.Arm("b", VersionId("smollm2@v2"), 0.25))
 ASSIGNMENT = placement.Assignment(R1, V1, NODE, 0, 2 * GIB)
@@ -51,7 +54,7 @@ SAMPLES: tuple[Event, ...] = (
     tenant.ApiKeyResumed(ACME, KEY, 7.3),
     tenant.ApiKeyRevoked(ACME, KEY, 8.0),
     model.ModelRegistered("smollm2", 1.0),
-    model.ModelVersionAdded("smollm2", SPEC, 2.0),
+    model.ModelVersionAdded("smollm2", GUARANTEED, 2.0),
     model.ModelVersionScaled("smollm2", "v1", 2, 4, 3.0),
     model.ModelVersionRetired("smollm2", "v1", 4.0),
     model.ModelDefaultVersionSet("smollm2", "v1", 5.0),

@@ -41,6 +41,7 @@ ADDED = ModelVersionAdded(M, SPEC, 2.0)
 SPEC2 = replace(SPEC, version="v2")
 ADDED2 = ModelVersionAdded(M, SPEC2, 3.0)
 PRICE = Price(150_000, 75_000, 600_000)
+GUARANTEED = {"priority": "high", "guaranteed_percent": 40}
 NGRAM = {"speculation": "ngram", "draft_model": ""}
 RETIRED = ModelVersionRetired(M, "v1", 4.0)
 
@@ -103,6 +104,13 @@ def test_a_version_is_added_once_and_never_changed() -> None:
         ({"quantization": "int8", "kv_cache_dtype": "bfloat16"}, "unsupported_combination"),
         ({"disaggregation": "prefill-decode", "policy": "static"}, "unsupported_combination"),
         ({"disaggregation": "prefill-decode", "tensor_parallel": 2}, "unsupported_combination"),
+        ({"guaranteed_percent": 101, "priority": "high"}, "out_of_range"),
+        ({"guaranteed_percent": 40}, "unsupported_combination"),
+        (
+            {**GUARANTEED, "colocation": Colocation(isolation="dedicated")},
+            "unsupported_combination",
+        ),
+        ({**GUARANTEED, "disaggregation": "prefill-decode"}, "unsupported_combination"),
         ({"swap_bytes": -1}, "out_of_range"),
         ({"swap_bytes": SPEC.gpu_memory}, "out_of_range"),
         ({"colocation": Colocation(isolation="air-gapped")}, "invalid_choice"),
@@ -131,6 +139,7 @@ def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], c
         {"quantization": "bf16", "kv_cache_dtype": "bfloat16"},
         {"quantization": "int8", "kv_cache_dtype": "float32"},
         {"disaggregation": "prefill-decode", "quantization": "awq-int4"},
+        GUARANTEED,
     ],
 )
 def test_a_version_chooses_how_its_engine_works(change: dict[str, Any]) -> None:

@@ -17,10 +17,11 @@ def request(
     max_tokens: int = 4,
     latency_class: LatencyClass = LatencyClass.STANDARD,
     salt: bytes = b"",
+    weight: float = 1.0,
 ) -> GenerationRequest:
     """A request with default sampling."""
     sampling = SamplingParams(max_tokens=max_tokens)
-    return GenerationRequest(request_id, tuple(prompt), sampling, latency_class, salt)
+    return GenerationRequest(request_id, tuple(prompt), sampling, latency_class, salt, weight)
 
 
 def next_token(tokens: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from controlplane.adapters.shared_limits import LEASE_S, LOCAL, REFUSE, SharedLimits
-from controlplane.application.limits import TenantLimits, TierLimits
+from controlplane.application.limits import TenantLimits, TierLimits, parse_limits
 from controlplane.application.refused import Refused
 from tests.absent import skip_without
 
@@ -70,10 +70,12 @@ async def two(redis: RedisServer) -> AsyncIterator[list[SharedLimits]]:
         await one.close()
 
 
-def job(number: int, tenant: str = "acme", prompt: int = 10, most: int = 10) -> Any:
+def job(
+    number: int, tenant: str = "acme", prompt: int = 10, most: int = 10, priority: str = "normal"
+) -> Any:
     return SimpleNamespace(
         request_id=f"req-{tenant}-{number}", tenant_id=tenant, tier="standard",
-        num_prompt_tokens=prompt, max_output_tokens=most,
+        num_prompt_tokens=prompt, max_output_tokens=most, priority=priority,
     )  # fmt: skip
 
 
@@ -148,6 +150,35 @@ async def test_open_requests_are_counted_over_all_gateways(two: list[SharedLimit
     two[0].give_back(open_jobs[0], 1)
     await asyncio.sleep(0.1)
     assert await admitted(two[1], job(100))
+
+
+async def test_best_effort_work_leaves_a_tenant_room_for_its_other_models(
+    two: list[SharedLimits],
+) -> None:
+    """Of 50 places 12 are kept; whoever counts."""
+    for limits in (two[0], TenantLimits(time.monotonic, TIERS)):
+        for number in range(38):
+            await limits.take(job(number, priority="best-effort"))
+        with pytest.raises(Refused, match="38 or more requests of this tenant are open, of 50"):
+            await limits.take(job(38, priority="best-effort"))
+        for number in range(100, 112):
+            await limits.take(job(number, priority="high"))
+        with pytest.raises(Refused, match="50 requests of this tenant are open; wait"):
+            await limits.take(job(112, priority="high"))
+
+
+def test_a_tiers_weight_is_its_own_unless_said_and_bounded() -> None:
+    def limits(weight: str) -> str:
+        rate = '"requests_per_minute": 1, "tokens_per_minute": 1, "max_open": 1'
+        return f'{{"premium": {{{rate}{weight}}}, "gold": {{{rate}}}}}'
+
+    assert parse_limits("")["standard"].weight == 2
+    read = parse_limits(limits(""))
+    assert (read["premium"].weight, read["gold"].weight) == (4, 1)
+    assert parse_limits(limits(', "weight": 8'))["premium"].weight == 8
+    for weight in ("-1", "0.001", "101"):
+        with pytest.raises(ValueError, match="weight of tier 'premium'"):
+            parse_limits(limits(f', "weight": {weight}'))
 
 
 async def test_a_gateway_that_dies_frees_its_places_and_one_that_lives_keeps_them(

@@ -277,4 +277,6 @@ def _replica(replica_id: str, name: str, spec: VersionSpec) -> ReplicaSpec:
         max_batch=spec.max_batch,
         max_batch_tokens=16_384,
         max_model_len=spec.max_model_len,
+        priority=spec.priority,
+        guaranteed_percent=spec.guaranteed_percent,
     )

@@ -15,6 +15,8 @@ from controlplane.application.serve import Serving
 from controlplane.application.settle import Settler
 from controlplane.domain.budget import Budget
 from controlplane.domain.money import FREE
+from controlplane.entrypoints.openai.answers import HEARTBEAT, heartbeat
+from controlplane.entrypoints.openai.errors import status_of
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,37 @@ async def test_when_no_replica_is_left_the_call_fails(world: World) -> None:
     terminal = await call.finish()
     assert call.error.code == "engine_lost"
     assert (terminal.outcome, terminal.num_prompt_tokens) == ("error", 0)
+
+
+async def test_a_full_queue_is_tried_elsewhere_and_then_said_in_the_nodes_words(
+    world: World,
+) -> None:
+    """Not as a lost engine, and with the numbers; the client may come again."""
+    full = FakeDelta(finish_reason="error", error_code="tenant_queue_full",
+                     error_message="You have 80 unfinished requests.")  # fmt: skip
+    call = await world.serving.start(a_job())
+    world.say("req-1", full)
+    reading = asyncio.ensure_future(drain(call))
+    await asyncio.sleep(0)
+    assert [node for node, _ in world.nodes.orders] == ["n1", "n2"]
+    world.say("req-1", full)
+    await reading
+    await call.finish()
+    assert (call.error.code, call.error.message) == (full.error_code, full.error_message)
+    assert call.error.retry_after > 0 and status_of(call.error) == 429
+
+
+async def test_a_wait_is_explained_by_the_callers_own_part(world: World) -> None:
+    """Before the first token; after it there is nothing to explain."""
+    call = await world.serving.start(a_job())
+    said = heartbeat(call, call.job.began + 12)
+    assert said == b": waiting reason=engine_queue class=standard weight=1 open=1 waited=12s\n\n"
+    assert world.serving.waiting() == {"standard": 1}
+    world.say("req-1", ONE)
+    assert heartbeat(call, call.job.began + 20) == HEARTBEAT and not world.serving.waiting()
+    world.say("req-1", TWO)
+    await call.finish()
+    assert not world.serving.num_of_tenant
 
 
 async def test_a_client_that_leaves_is_billed_for_what_the_node_says(world: World) -> None:

@@ -255,6 +255,7 @@ def test_probes_are_open_and_metrics_for_operators(stack: Stack, key: str) -> No
     text = CLIENT.get(url, headers={"Authorization": f"Bearer {ours}"}).text
     assert 'engine:time_to_first_token_seconds_bucket{le="0.001",model_name="fast@v1"}' in text
     assert 'engine_tenant_tokens_total{kind="generation",tenant="acme"}' in text
+    assert 'engine_class_tokens_total{latency_class="standard",tenant="acme"}' in text
     for name in ("inter_token_latency_seconds", "e2e_request_latency_seconds"):
         assert f"engine:{name}_count" in text
 

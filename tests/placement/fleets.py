@@ -27,7 +27,8 @@ def node(name: str, *gigabytes: float, status: str = "ready", draining: bool = F
 
 
 def version(name: str, gigabytes: float, replicas: int = 1, priority: str = "normal",
-            colocation: Colocation = Colocation(), tensor_parallel: int = 1) -> VersionView:  # noqa: B008 # fmt: skip
+            colocation: Colocation = Colocation(), tensor_parallel: int = 1,  # noqa: B008
+            guaranteed: int = 0) -> VersionView:  # fmt: skip
     spec = VersionSpec(
         version="v1",
         source="simulated://m",
@@ -37,6 +38,7 @@ def version(name: str, gigabytes: float, replicas: int = 1, priority: str = "nor
         max_replicas=max(1, replicas),
         colocation=colocation,
         tensor_parallel=tensor_parallel,
+        guaranteed_percent=guaranteed,
     )
     return VersionView(VersionId(f"{name}@v1"), spec, replicas)
 

@@ -45,6 +45,23 @@ def test_replicas_spread_over_nodes_then_zones() -> None:
     assert sorted(places(made).values()) == ["n1/0", "n1/1", "n2/0", "n3/0"]
 
 
+def test_no_more_of_a_devices_time_is_promised_than_there_is() -> None:
+    """60 and 50 % do not go together, 60 and 40 do; what promises nothing fits anywhere."""
+    promised = [
+        version("a", 3, priority="high", guaranteed=60),
+        version("b", 3, priority="high", guaranteed=50),
+    ]
+    made = plan(fleet([node("n1", 24)], promised), 2)
+    assert len(made.started) == 1
+    assert [one.code for one in made.unplaced] == ["insufficient_time"]
+    assert made.unplaced[0].rejections[0].detail == (
+        "needs 50 % of the device's time, 40 % is not promised"
+    )
+    assert len(plan(fleet([node("n1", 24), node("n2", 24)], promised), 2).started) == 2
+    fitting = [promised[0], version("b", 3, priority="high", guaranteed=40), version("c", 3)]
+    assert len(plan(fleet([node("n1", 24)], fitting), 2).started) == 3
+
+
 def test_two_replicas_never_share_a_device() -> None:
     made = plan(fleet([node("n1", 24)], [version("a", 3, replicas=2)]), 2)
     assert len(made.started) == 1

@@ -102,6 +102,14 @@ models:
     swap_bytes: 256MiB
     disaggregation: prefill-decode
 """
+GUARANTEED = """
+models:
+  - name: important
+    source: simulated://important
+    gpu_memory: 1GiB
+    priority: high
+    guaranteed_percent: 40
+"""
 
 
 def test_how_a_versions_engine_works_is_said_in_the_file_and_shown_by_the_api(admin: Api) -> None:
@@ -113,6 +121,15 @@ def test_how_a_versions_engine_works_is_said_in_the_file_and_shown_by_the_api(ad
         "int8-weight-only", "int8", "prefill-first", "draft", "file:///models/small",
         256 << 20, "prefill-decode")  # fmt: skip
     assert apply(admin, admin.get("apply/").content.decode()).json()["changed"] == 0
+
+
+def test_a_guarantee_is_said_in_the_file_and_shown_by_the_api(admin: Api) -> None:
+    at = position_of(apply(admin, GUARANTEED))
+    (version,) = admin.get(f"models/important/?min_position={at}").json()["versions"]
+    assert (version["priority"], version["guaranteed_percent"]) == ("high", 40)
+    assert apply(admin, admin.get("apply/").content.decode()).json()["changed"] == 0
+    answer = apply(admin, GUARANTEED.replace("important", "other").replace("high", "normal"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "unsupported_combination")
 
 
 @pytest.mark.parametrize(

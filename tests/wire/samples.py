@@ -35,6 +35,7 @@ REPLICA = messages.ReplicaSpec(
     draft_model="file:///models/small",
     swap_bytes=64 << 20,
     disaggregation="prefill-decode",
+    guaranteed_percent=40,
 )
 DEVICE = messages.Device(index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1")
 STATUS = messages.ReplicaStatus(
@@ -102,6 +103,8 @@ REPLICA_LOAD = messages.ReplicaLoad(
     num_drafts=14,
     num_draft_tokens=15,
     num_accepted_tokens=16,
+    waiting_by_class={"batch": 2},
+    busy_seconds=17.5,
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
@@ -156,6 +159,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         cache_salt=b"salt",
         attempt=2,
         lease_s=10.0,
+        weight=4.0,
     ),
     messages.Cancel(gateway="gw1", request_ids=("req-1", "req-2")),
     messages.Resend(gateway="gw1", requests={"req-1": 4}),

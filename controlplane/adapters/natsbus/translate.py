@@ -63,6 +63,7 @@ def _replica_to_wire(replica: DesiredReplica) -> wire.ReplicaSpec:
         draft_model=spec.draft_model if spec.speculation == "draft" else "",
         swap_bytes=spec.swap_bytes,
         disaggregation=spec.disaggregation,
+        guaranteed_percent=spec.guaranteed_percent,
     )
 
 

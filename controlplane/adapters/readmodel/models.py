@@ -72,6 +72,7 @@ class Version(models.Model):
     speculation = models.TextField()
     swap_bytes = models.BigIntegerField(null=True)
     disaggregation = models.TextField()
+    guaranteed_percent = models.IntegerField()
     created_at = models.FloatField()
     added_at_position = models.BigIntegerField()
     price = models.JSONField(default=dict)

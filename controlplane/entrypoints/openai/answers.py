@@ -27,6 +27,7 @@ from controlplane.entrypoints.openai.errors import encode_error
 
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"
+_WAITING = ": waiting reason=engine_queue class=%s weight=%g open=%d waited=%.0fs\n\n"
 
 _encode = msgspec.json.Encoder().encode
 _SHOWN_CLASS = {"realtime": "priority", "standard": "default", "batch": "flex"}
@@ -231,6 +232,16 @@ class ChunkWriter:
             return b""
         counts = _encode(usage_of(call.job, call.parts))
         return self._head + b'],"usage":' + counts + b"}\n\n"
+
+
+def heartbeat(call: Call, now: float) -> bytes:
+    """A comment: before the first token it says what is waited for and what the tenant's own part
+    is, its weight among the tenants of the class and the requests that it has open here."""
+    if call.first_at is not None:
+        return HEARTBEAT
+    job = call.job
+    said = (job.latency_class, job.weight, call.num_of_tenant, now - job.began)
+    return (_WAITING % said).encode()
 
 
 def error_event(error: Refused, request_id: str) -> bytes:

@@ -32,6 +32,7 @@ _STATUS = {
     "rate_limit_exceeded": 429,
     "insufficient_quota": 429,
     "kv_capacity": 429,
+    "tenant_queue_full": 429,
     "internal_error": 500,
     "engine_error": 500,
     "numerical_error": 500,

@@ -171,7 +171,8 @@ class Gateway:
             await self.limits.renew()
 
     def _build_app(self, settings: GatewaySettings) -> GatewayApp:
-        desk = OrderDesk(self.state, self.encoders, self._clock.monotonic, settings.secret)
+        weights = {name: tier.weight for name, tier in settings.tiers.items()}
+        desk = OrderDesk(self.state, self.encoders, self._clock.monotonic, settings.secret, weights)
         inference = Inference(self.serving, desk, self.authenticator, self.metrics)
         self.websockets = WebSockets(inference)
         return GatewayApp(
@@ -244,6 +245,7 @@ class Gateway:
     def _gauges(self) -> Gauges:
         return Gauges(
             num_running=len(self.serving.calls),
+            num_waiting=self.serving.waiting(),
             num_unsettled=len(self.serving.settler.unsettled),
             num_websockets=self.websockets.num_open,
             log_position=self.live.position,

@@ -197,7 +197,7 @@ class TokenStream:
     async def run(self, batch: Batch) -> None:
         call, writer = self._call, self._writer
         while batch or not call.is_over:
-            chunk = writer.deltas(batch) if batch else answers.HEARTBEAT
+            chunk = writer.deltas(batch) if batch else answers.heartbeat(call, self._monotonic())
             if call.num_open and len(call.parts) > 1:
                 chunk += writer.finished(batch)
             if chunk:
@@ -241,8 +241,15 @@ def _headers(call: Call, now: float) -> Headers:
         (b"x-engine-model-version", job.version_id.encode()),
         (b"x-engine-request-id", job.request_id.encode()),
         (b"openai-processing-ms", b"%d" % round((now - job.began) * 1000)),
+        *_queue_header(call),
         *limit_headers(job.limits),
     ]
+
+
+def _queue_header(call: Call) -> Headers:
+    """How long the engine let the request wait for a slot; nothing if it has not begun."""
+    queued = call.parts[0].queue_ms
+    return [] if queued is None else [(b"x-engine-queue-ms", b"%d" % round(queued))]
 
 
 def limit_headers(limits: Any) -> Headers:

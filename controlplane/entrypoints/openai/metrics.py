@@ -69,6 +69,7 @@ class Gauges(msgspec.Struct, frozen=True):
     """Figures of the moment, read when somebody scrapes."""
 
     num_running: int = 0
+    num_waiting: dict[str, int] = {}  # by latency class
     num_unsettled: int = 0
     num_websockets: int = 0
     log_position: int = 0
@@ -86,6 +87,7 @@ class GatewayMetrics:
         self._tokens: Counter[tuple[str, str]] = Counter()  # (model, kind)
         self._tenant_requests: Counter[tuple[str, str]] = Counter()
         self._tenant_tokens: Counter[tuple[str, str]] = Counter()
+        self._class_tokens: Counter[tuple[str, str]] = Counter()  # (latency class, tenant)
         self._refused: Counter[str] = Counter()
         self._tenants: set[str] = set()
         self._registry = CollectorRegistry()
@@ -117,6 +119,9 @@ class GatewayMetrics:
         ):
             self._tokens[model, kind] += count
             self._tenant_tokens[tenant, kind] += count
+        computed = terminal.num_prompt_tokens - terminal.num_cached_tokens
+        served = computed + terminal.num_output_tokens
+        self._class_tokens[job.latency_class, tenant] += served
 
     def refused(self, code: str) -> None:
         self._refused[code] += 1
@@ -176,6 +181,9 @@ class GatewayMetrics:
              labels=["tenant", "outcome"]), self._tenant_requests),
             (CounterMetricFamily("engine_tenant_tokens", "Tokens of a tenant by kind.",
              labels=["tenant", "kind"]), self._tenant_tokens),
+            (CounterMetricFamily("engine_class_tokens",
+             "Tokens computed for a tenant in a latency class, whose tenants share its slots.",
+             labels=["latency_class", "tenant"]), self._class_tokens),
         ):  # fmt: skip
             for labels, count in counts.items():
                 family.add_metric(list(labels), count)
@@ -192,6 +200,14 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "engine:num_requests_running", "Requests in flight in this gateway.", now.num_running
     )
+    waiting = GaugeMetricFamily(
+        "engine_gateway_requests_waiting",
+        "Requests in flight here without a token yet, by latency class.",
+        labels=["latency_class"],
+    )
+    for name, number in now.num_waiting.items():
+        waiting.add_metric([name], number)
+    yield waiting
     yield GaugeMetricFamily(
         "engine_gateway_unsettled_requests",
         "Ended requests whose record the store has not taken yet.",

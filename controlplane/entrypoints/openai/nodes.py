@@ -71,6 +71,7 @@ class NatsGenerator:
             cache_salt=order.cache_salt,
             attempt=order.attempt,
             lease_s=LEASE_S,
+            weight=order.weight,
         )
         try:
             await self._transport.generate(node_id, message, sink)

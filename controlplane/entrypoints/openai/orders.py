@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from controlplane.application.fleet_state import FleetState
@@ -22,7 +22,8 @@ _fresh_ids: list[str] = []
 
 
 class OrderDesk:
-    """Makes jobs. ``secret`` keys the tenants' cache salts; nothing a client sends enters them."""
+    """Makes jobs. ``secret`` keys the tenants' cache salts; nothing a client sends enters them.
+    ``weights``: of a tenant among others of its latency class, by tier."""
 
     def __init__(
         self,
@@ -30,8 +31,10 @@ class OrderDesk:
         encoders: Encoders,
         monotonic: Callable[[], float],
         secret: bytes,
+        weights: Mapping[str, float],
     ) -> None:
         self._state, self._encoders, self._monotonic = state, encoders, monotonic
+        self._weights = weights
         self._salt = lru_cache(4096)(
             lambda tenant_id: hmac.digest(secret, b"cache\0" + tenant_id.encode(), hashlib.sha256)
         )
@@ -71,6 +74,8 @@ class OrderDesk:
             sampling=parameters.sampling,
             cache_salt=self._salt(tenant.tenant_id),
             began=began,
+            weight=self._weights.get(tenant.tier, 1.0),
+            priority=found.spec.priority,
         )
 
     def resolve(self, name: str, caller: Caller, user: str, request_id: str) -> Resolved:

@@ -1933,6 +1933,8 @@ export interface components {
             /** @description Of the memory, for preempted requests; null: the node chooses. */
             swap_bytes: number | null;
             disaggregation: components["schemas"]["DisaggregationEnum"];
+            /** @description Of a shared device's time, whenever it has work; 0: nothing is promised. */
+            guaranteed_percent: number;
             retired: boolean;
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
@@ -1967,6 +1969,8 @@ export interface components {
             speculation?: string;
             swap_bytes?: number | null;
             disaggregation?: string;
+            /** @description Of a shared device's time; for priority high alone. */
+            guaranteed_percent?: number;
         };
         VersionPage: {
             next: string | null;

@@ -26,6 +26,7 @@ export function version(model, name, part = {}) {
     speculation: "none",
     swap_bytes: null,
     disaggregation: "none",
+    guaranteed_percent: 0,
     retired: false,
     status: "ready",
     ready_replicas: 1,

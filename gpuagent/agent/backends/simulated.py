@@ -12,7 +12,9 @@ already generated continues exactly where the first one stopped.
 
 The tokenizer is byte-level (ids 0..255 are bytes, then three specials, then the words), so
 every text can be a prompt. ``stop_after=N`` ends generations at N tokens as an end token would.
-For drills, ``load_fails=CODE`` makes loading fail and ``raises_at=N`` the N-th step.
+Models with ``shares=1`` that live in one process hold the device one at a time, as real ones do;
+otherwise each has a device of its own, however many there are. For drills, ``load_fails=CODE``
+makes loading fail and ``raises_at=N`` the N-th step.
 """
 
 import hashlib
@@ -63,6 +65,7 @@ class SimulatedParams:
     blocks: int = 0
     load_fails: str = ""
     raises_at: int = 0
+    shares: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.step_ms <= 60_000 and 0 <= self.load_ms <= 600_000):
@@ -159,6 +162,16 @@ class _Counters:
     busy_seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class _Device:
+    """When the last step on it was to end."""
+
+    due: float = 0.0
+
+
+SHARED = _Device()  # a process is the worker of one device
+
+
 @dataclass
 class SimulatedEngine:
     """`gpuagent.engine.request.Engine` that sleeps where others compute."""
@@ -169,9 +182,10 @@ class SimulatedEngine:
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _ended: list[RequestOutput] = field(default_factory=list)
     _count: _Counters = field(default_factory=_Counters)
-    _due: float = 0.0  # when the last step was to end
+    _device: "_Device" = field(init=False)
 
     def __post_init__(self) -> None:
+        self._device = SHARED if self.params.shares else _Device()
         spec, blocks = self.spec, self.params.blocks
         num_blocks = blocks or spec.max_batch * -(-spec.max_model_len // BLOCK_SIZE)
         self._scheduler = Scheduler(
@@ -271,6 +285,7 @@ class SimulatedEngine:
             weights_bytes=self.spec.memory_bytes // 2,
             kv_bytes=self.spec.memory_bytes - self.spec.memory_bytes // 2,
             num_preemptions=scheduler.num_preemptions,
+            waiting_by_class=scheduler.waiting.counts(),
         )
 
     def _compute(self, plan: SchedulerOutput, started: float) -> list[RequestOutput]:
@@ -278,14 +293,15 @@ class SimulatedEngine:
         num_prefill = plan.num_tokens - num_decode
         seconds = self.params.step_ms / 1000 + num_prefill / self.params.prefill_tps
         # Back-to-back steps keep their rhythm; what passes between them is part of the next.
-        is_late = started - self._due > seconds
-        self._due = (started if is_late else self._due) + seconds
+        device = self._device
+        is_late = started - device.due > seconds
+        device.due = (started if is_late else device.due) + seconds
         outputs, tokens = self._words(plan)
         self._scheduler.complete(plan, tokens)
         for output in outputs:
             if output.finish_reason:
                 self._forget(output.request_id)
-        time.sleep(max(0.0, self._due - time.monotonic()))
+        time.sleep(max(0.0, device.due - time.monotonic()))
         self._record(num_prefill, num_decode, time.monotonic() - started)
         return outputs
 

@@ -76,6 +76,9 @@ class VersionSerializer(serializers.Serializer[Any]):
         allow_null=True, help_text="Of the memory, for preempted requests; null: the node chooses."
     )
     disaggregation = serializers.ChoiceField(DISAGGREGATIONS)
+    guaranteed_percent = serializers.IntegerField(
+        help_text="Of a shared device's time, whenever it has work; 0: nothing is promised."
+    )
     retired = serializers.BooleanField()
     status = serializers.ChoiceField(VERSION_STATUSES)
     ready_replicas = serializers.IntegerField()
@@ -120,6 +123,9 @@ class VersionOrder(Order):
     speculation = Text(required=False)
     swap_bytes = Integer(required=False, allow_null=True)
     disaggregation = Text(required=False)
+    guaranteed_percent = Integer(
+        required=False, help_text="Of a shared device's time; for priority high alone."
+    )
 
 
 class ScaleOrder(Order):

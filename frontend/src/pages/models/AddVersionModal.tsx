@@ -20,6 +20,7 @@ const FIRST = {
   draft_model: "",
   disaggregation: "none",
   priority: "normal",
+  guaranteed_percent: 0,
   min_replicas: 1,
   max_replicas: 1,
 };
@@ -32,10 +33,11 @@ function nextSpec({ versions }: Model): Spec {
   if (newest === undefined) return FIRST;
   const { source, gpu_memory, max_batch, max_prompt_tokens, max_output_tokens } = newest;
   const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens };
-  const { quantization, kv_cache_dtype, policy, priority } = newest;
+  const { quantization, kv_cache_dtype, policy, priority, guaranteed_percent } = newest;
   const { speculation, draft_model, disaggregation } = newest;
   const engine = { quantization, kv_cache_dtype, policy, speculation, draft_model, disaggregation };
-  return { ...FIRST, version: nextName(newest.version), source, ...limits, ...engine, priority };
+  const share = { priority, guaranteed_percent };
+  return { ...FIRST, version: nextName(newest.version), source, ...limits, ...engine, ...share };
 }
 
 /** v1 → v2, 2024-r9 → 2024-r10; a name without a number at its end has no next one. */
@@ -44,9 +46,11 @@ function nextName(version: string): string {
   return number === undefined ? "" : version.slice(0, -number.length) + (Number(number) + 1);
 }
 
-/** A draft model that was typed in before another way of guessing was chosen is left out. */
+/** What was typed in before a choice that has no use for it is left out. */
 function ordered(spec: Spec): Spec {
-  return spec.speculation === "draft" ? spec : { ...spec, draft_model: "" };
+  const draft_model = spec.speculation === "draft" ? spec.draft_model : "";
+  const guaranteed_percent = spec.priority === "high" ? spec.guaranteed_percent : 0;
+  return { ...spec, draft_model, guaranteed_percent };
 }
 
 interface AddVersionModalProps {
@@ -139,6 +143,18 @@ function ChoiceFields({ spec, change }: FieldsProps) {
           required
           value={spec.draft_model}
           onChange={(event) => change({ draft_model: event.currentTarget.value })}
+        />
+      )}
+      {spec.priority === "high" && (
+        <NumberInput
+          label="Guaranteed part of the device"
+          description="Of its time, whatever its neighbours want"
+          suffix=" %"
+          min={0}
+          max={100}
+          allowDecimal={false}
+          value={spec.guaranteed_percent}
+          onChange={(value) => change({ guaranteed_percent: Number(value) })}
         />
       )}
     </>

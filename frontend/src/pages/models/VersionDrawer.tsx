@@ -63,6 +63,10 @@ function specification(version: Version): [string, React.ReactNode][] {
     ["Prompt tokens, at most", integer(version.max_prompt_tokens)],
     ["Output tokens, at most", integer(version.max_output_tokens)],
     ["Priority", version.priority],
+    [
+      "Guaranteed",
+      version.guaranteed_percent ? `${version.guaranteed_percent} % of the device` : "–",
+    ],
     ["Batching", version.policy],
     ["Isolation", colocation.isolation],
     ["Labels", colocation.labels?.join(", ") || "–"],
