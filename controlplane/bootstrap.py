@@ -8,6 +8,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import DatabaseError
 
+from controlplane.adapters.access import text_keys
 from controlplane.adapters.access.issuers import read_issuers
 from controlplane.adapters.access.jwt_tokens import JwtVerifier
 from controlplane.adapters.checkpoint_file import CheckpointFiles
@@ -17,6 +18,7 @@ from controlplane.adapters.ledger.reconcile import StandingCheck
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import file_findings, usage_findings
 from controlplane.adapters.ledger.store import LedgerStore
+from controlplane.adapters.ledger.texts import text_findings
 from controlplane.adapters.natsbus.checkpoints import CheckpointStream
 from controlplane.adapters.natsbus.connection import connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
@@ -24,6 +26,7 @@ from controlplane.adapters.private_files import kept_private
 from controlplane.adapters.readmodel.fleet_folding import FleetFolding
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.adapters.readmodel.timeline import RowsFolding, Timeline
+from controlplane.application import erase
 from controlplane.application.check import Checked, Copies, StoredLog, check_everything
 from controlplane.application.export_scan import Source
 from controlplane.application.exports import ExportError
@@ -100,7 +103,7 @@ def check_store(keys: Sequence[PublicKey] = (), elsewhere: Copies | None = None)
         trusted,
         copies,
         unreadable=(StoreUnavailable, DatabaseError, UnicodeError),
-        also=[usage_findings, file_findings],
+        also=[text_findings, usage_findings, file_findings],
     )
 
 
@@ -113,6 +116,11 @@ def sealer(successor: Signer | None = None) -> Sealer:
 @cache
 def command_handler() -> CommandHandler:
     return CommandHandler(event_store(), clock())
+
+
+def finish_erasure(tenant_id: str) -> int:
+    """Destroy the tenant's text keys that the log says are erased; how many there were."""
+    return erase.finish(command_handler(), text_keys, clock(), tenant_id)
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from controlplane.application.capture import Capture
 from controlplane.domain.money import Price
 
 
@@ -130,6 +131,7 @@ class Job:
     sampling: SamplingOptions
     cache_salt: bytes
     began: float  # monotonic seconds
+    capture: Capture | None = None  # of a tenant that opted in
     limits: Any = None
     num_prompt_tokens: int = field(init=False)
     max_output_tokens: int = field(init=False)

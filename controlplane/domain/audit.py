@@ -73,7 +73,9 @@ class TextRead(Event, frozen=True, tag_field="type", tag="TextRead"):
     at: float
 
 
-AuditEvent = CommandRefused | DashboardUserSaved | SignedIn | LimitsUnshared | LimitsShared | TextRead
+AuditEvent = (
+    CommandRefused | DashboardUserSaved | SignedIn | LimitsUnshared | LimitsShared | TextRead
+)
 
 
 _SECRET = re.compile(

@@ -1,4 +1,4 @@
-"""Capture of a tenant's text: by its own opt-in, until it is erased. Part of the aggregate ``tenant``.
+"""Capture of a tenant's text: by its own opt-in, until it is erased. Part of the ``tenant``.
 
 What is captured is encrypted under a random key of the tenant's present **generation**. Erasing
 ends a generation: its key is destroyed, and with it everything that was captured under it, in

@@ -79,6 +79,7 @@ def _refused(rows: Rows, event: CommandRefused, recorded: Recorded) -> None:
 def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
     """Users, logins, limits and retention are no rows of the read model: the event says all there
     is."""
+    changes: dict[str, dict[str, dict[str, Any]]]
     match event:
         case audit.DashboardUserSaved():
             thing = f"user {event.username}"

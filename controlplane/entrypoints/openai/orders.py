@@ -12,6 +12,7 @@ from controlplane.application.refused import Refused
 from controlplane.dispatch import refusals
 from controlplane.dispatch.admit import Asked, output_limit
 from controlplane.dispatch.resolve import Caller, Resolved, resolve
+from controlplane.entrypoints.openai.capturing import Capturing
 from controlplane.entrypoints.openai.encoding import Encoder, Encoders
 from controlplane.entrypoints.openai.parameters import SERVICE_TIERS, Parameters
 from controlplane.entrypoints.openai.principals import TenantPrincipal
@@ -30,8 +31,10 @@ class OrderDesk:
         encoders: Encoders,
         monotonic: Callable[[], float],
         secret: bytes,
+        capturing: Capturing,
     ) -> None:
         self._state, self._encoders, self._monotonic = state, encoders, monotonic
+        self._capturing = capturing
         self._salt = lru_cache(4096)(
             lambda tenant_id: hmac.digest(secret, b"cache\0" + tenant_id.encode(), hashlib.sha256)
         )
@@ -52,6 +55,9 @@ class OrderDesk:
         encoder = await self._encoders.get(found.version_id)
         encoder.check_bias(parameters.sampling.logit_bias)
         prompts = await _encode(encoder, parameters, found)
+        capture = None
+        if tenant.captures_text:
+            capture = await self._capturing.begin(tenant, endpoint, parameters)
         return Job(
             request_id=request_id,
             tenant_id=tenant.tenant_id,
@@ -71,6 +77,7 @@ class OrderDesk:
             sampling=parameters.sampling,
             cache_salt=self._salt(tenant.tenant_id),
             began=began,
+            capture=capture,
         )
 
     def resolve(self, name: str, caller: Caller, user: str, request_id: str) -> Resolved:

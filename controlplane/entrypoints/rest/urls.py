@@ -10,6 +10,7 @@ from controlplane.entrypoints.rest.views import (
     proof,
     session,
     tenants,
+    text,
     usage,
 )
 
@@ -22,6 +23,8 @@ urlpatterns: list[URLPattern] = [
     path("tenants/<str:tenant_id>/", tenants.Tenant.as_view()),
     path("tenants/<str:tenant_id>/suspend/", tenants.TenantSuspension.as_view()),
     path("tenants/<str:tenant_id>/resume/", tenants.TenantResumption.as_view()),
+    path("tenants/<str:tenant_id>/capture/", text.TextCapture.as_view()),
+    path("tenants/<str:tenant_id>/erase-text/", text.TextErasure.as_view()),
     path("tenants/<str:tenant_id>/budgets/", tenants.Budgets.as_view()),
     path("tenants/<str:tenant_id>/budgets/<str:budget_id>/", tenants.Budget.as_view()),
     path("tenants/<str:tenant_id>/budgets/<str:budget_id>/reset/", tenants.BudgetReset.as_view()),
@@ -58,6 +61,7 @@ urlpatterns: list[URLPattern] = [
     path("requests/", audit.Requests.as_view()),
     path("requests/<str:request_id>/", audit.InferenceRequest.as_view()),
     path("requests/<str:request_id>/attempts/", audit.Attempts.as_view()),
+    path("requests/<str:request_id>/text/", text.RequestText.as_view()),
     path("usage/", usage.Usage.as_view()),
     path("usage/check/", usage.UsageCheck.as_view()),
     path("exports/audit/", audit.AuditExport.as_view()),

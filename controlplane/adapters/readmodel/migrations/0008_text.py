@@ -4,20 +4,19 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('readmodel', '0007_history'),
+        ("readmodel", "0007_history"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='tenant',
-            name='captures_text',
+            model_name="tenant",
+            name="captures_text",
             field=models.BooleanField(default=False),
         ),
         migrations.AddField(
-            model_name='tenant',
-            name='text_generation',
+            model_name="tenant",
+            name="text_generation",
             field=models.IntegerField(default=0),
         ),
     ]
