@@ -1,8 +1,8 @@
 """What is recorded for the audit alone, and changes no aggregate.
 
 Stream ``refusals``: an order that was not carried out is a fact too. Stream ``access``: who was
-given a login, who used one, and who read a captured text. Stream ``limits``: when rates were not shared by all gateways. No
-password, token or key is ever in any of them.
+given a login, who used one, and who read a captured text. Stream ``limits``: when rates were not
+shared by all gateways. No password, token or key is ever in any of them.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A tenant's text is stored only if it asked for that, only encrypted, and is erased with its key."""
+"""Text is stored only for who asked for that, only encrypted, and is erased with its key."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ def said(text: str) -> list[dict[str, str]]:
 
 
 def kept(stack: Stack, key: str, **body: Any) -> tuple[str, httpx.Response]:
-    """The id of a request whose text was captured; the gateway may be behind the log by a moment."""
+    """The id of a request whose text was captured; the gateway may be a moment behind the log."""
     found: list[tuple[str, httpx.Response]] = []
 
     def try_once() -> bool:

@@ -1,4 +1,4 @@
-"""The data keys of captured text: one for each tenant and generation, wrapped, and destroyed for good.
+"""Data keys of captured text: one for each tenant and generation, wrapped, and destroyed for good.
 
 A key lies in a row of its own, encrypted with AES-256-GCM under a key derived from the
 installation's secret; no event, export or archive holds it. It is made when the first text is to

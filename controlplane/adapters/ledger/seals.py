@@ -22,7 +22,9 @@ from controlplane.adapters.ledger.models import Head as HeadRow
 from controlplane.application.check import Checked
 from controlplane.application.checkpoint import Checkpoint
 from controlplane.application.failpoints import passing
+from controlplane.application.notes import parse_note
 from controlplane.application.ports import Head, IntegrityError
+from controlplane.application.proving import mark_text
 from controlplane.application.records import (
     ATTEMPT_FIELDS,
     NEWEST,
@@ -79,9 +81,16 @@ class DjangoSealStore:
         span = {"position__gte": one.first, "position__lte": one.size}
         with transaction.atomic(using=self._alias):
             self._rows(one.log).filter(size=one.size).update(archive=mark)
+            passing("retain.marked")
             Attempt.objects.using(self._alias).filter(**span).delete()
             moved, _ = InferenceRequest.objects.using(self._alias).filter(**span).delete()
+        passing("retain.moved")
         return moved
+
+    def marked(self, log: str, after: int, limit: int) -> list[tuple[int, int, str]]:
+        """(first, size, archive's name) of segments whose rows are in an archive, in order."""
+        rows = self._rows(log).filter(size__gt=after).exclude(archive="").order_by("size")[:limit]
+        return [(row.first, row.size, _archive_of(row)) for row in rows]
 
     def covering(self, log: str, position: int) -> Sealed | None:
         """The first one that covers ``position``."""
@@ -219,3 +228,9 @@ class RequestRecords:
                 raise IntegrityError(position, f"missing: the next one stored is {row[0]}")
         leaf = leaf_function(NEWEST[REQUESTS])
         return [leaf(row) for row in rows], b""
+
+
+def _archive_of(row: CheckpointRow) -> str:
+    """Who signed the mark is for a verification to judge."""
+    mark = parse_note(row.archive).text
+    return mark.removeprefix(mark_text(Sealed.read(row.note).checkpoint)).strip()
