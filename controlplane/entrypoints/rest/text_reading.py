@@ -25,7 +25,7 @@ def text(request_id: str, tenant_id: str | None, meta: EventMeta) -> dict[str, A
     try:
         found = decrypt(key, stored.tenant_id, request_id, stored.text)
     except Unreadable as error:
-        raise Problem(500, "text_damaged", "This text is not the one that was captured.") from error
+        raise Problem(409, "text_damaged", "This text is not the one that was captured.") from error
     prompt = [{"role": role, "text": said} for role, said in found.prompt]
     return {
         "request_id": request_id,

@@ -154,7 +154,9 @@ def _with_secret(request: Request, order: Write, made: _Secret) -> HttpResponseB
 def _check_grant(request: Request, role: str, scopes: tuple[str, ...]) -> None:
     if not may_grant(principal_in(request), role, scopes):
         raise Forbidden(
-            "forbidden_scope", "Only an administrator issues keys with admin scopes or roles."
+            "forbidden_scope",
+            "Only an administrator issues keys with admin scopes or roles, and only who may read"
+            " text issues keys with text:read.",
         )
 
 
