@@ -27,6 +27,7 @@ from controlplane.application.exports import (
     CHECKPOINTS,
     KEYS,
     MANIFEST,
+    POSITION,
     ExportError,
     Format,
     Manifest,
@@ -147,8 +148,8 @@ def _first_changed(file: BinaryIO, part: Part, form: Format, rows: "_Rows") -> D
     for row in form.read(io.BytesIO(content)) if form.name != "parquet" else ():
         written = form.rows([row])
         if content[at : at + len(written)] != written:
-            name = record_id(log, row[2:])
-            return Damaged(Finding(log, row[2], name, "row", f"written otherwise: {detail}"))
+            name = record_id(log, row[POSITION:])
+            return Damaged(Finding(log, row[POSITION], name, "row", f"written otherwise: {detail}"))
         at += len(written)
     where = f"{detail}, outside its rows {part.first_row} to {part.first_row + part.rows - 1}"
     return Damaged(Finding(log, part.first_position, "", "file", where))
@@ -258,8 +259,8 @@ class _Rows:
 
     def damaged(self, check: str, detail: str, row: Row | None = None) -> Damaged:
         log = self.manifest.log
-        name = record_id(log, row[2:]) if row else ""
-        position = row[2] if row and check in ("leaf", "chain") else self._position + 1
+        name = record_id(log, row[POSITION:]) if row else ""
+        position = row[POSITION] if row and check in ("leaf", "chain") else self._position + 1
         return Damaged(Finding(log, position, name, check, f"row {self.number + 1}: {detail}"))
 
 

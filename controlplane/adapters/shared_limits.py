@@ -89,7 +89,7 @@ redis.call('EXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
 
 
 class SharedLimits:
-    """``serve.Limits`` for many gateways. Call ``renew`` well within ``LEASE_S``."""
+    """``inference.Limits`` for many gateways. Call ``renew`` well within ``LEASE_S``."""
 
     def __init__(
         self,

@@ -125,6 +125,7 @@ class Call:
     def next_wake(self) -> "asyncio.Future[None]":
         """Drop what is queued; done once the call has something new to say."""
         self._pending.clear()
+        self._pending_bytes = 0
         self._waiter = waiter = self._serving.loop.create_future()
         return waiter
 

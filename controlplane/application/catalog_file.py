@@ -35,12 +35,12 @@ lawful YAML too, and is refused.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from controlplane.application import strict_yaml
+from controlplane.application.order import Order
 from controlplane.domain import model, money, route, tenant
 from controlplane.domain.budget import Budget, parse_limit
 from controlplane.domain.decider import Command, Decider, Event, fold
@@ -159,15 +159,6 @@ class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: bool = False
 
 
-@dataclass(frozen=True)
-class FileOrder:
-    """One command of a file, for the aggregate ``target`` of ``decider``."""
-
-    decider: Decider[Any]
-    target: str
-    command: Command
-
-
 StateOf = Callable[[Decider[Any], str], Any]
 
 
@@ -226,31 +217,31 @@ def spec_of(entry: ModelEntry) -> VersionSpec:
 
 
 # --- planning ---------------------------------------------------------------------------------
-def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[FileOrder]:
+def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[Order]:
     """The commands that make the present state (``state_of``) what the file says.
 
     Raises Conflict ``name_taken`` if the file gives a model and a route the same name.
     """
     for name in sorted({one.name for one in file.models} & {one.name for one in file.routes}):
         raise Conflict("name_taken", f"'{name}' is a model and a route in this file.", "name")
-    found: list[FileOrder] = []
+    found: list[Order] = []
     for one in file.tenants:
         known: Tenant = state_of(tenant.DECIDER, one.name)
         found += [
-            FileOrder(tenant.DECIDER, one.name, command)
+            Order(tenant.DECIDER, one.name, command)
             for command in _tenant_commands(one, known, now)
         ]
     for entry in file.models:
         state: Model = state_of(model.DECIDER, entry.name)
         found += [
-            FileOrder(model.DECIDER, entry.name, command)
+            Order(model.DECIDER, entry.name, command)
             for command in _model_commands(entry, state, now)
         ]
     for line in file.routes:
         arms = tuple(route.Arm(*msgspec.structs.astuple(arm)) for arm in line.arms)
         exists = state_of(route.DECIDER, line.name).exists
         order = route.ChangeArms if exists else route.CreateRoute
-        found.append(FileOrder(route.DECIDER, line.name, order(line.name, arms, line.sticky, now)))
+        found.append(Order(route.DECIDER, line.name, order(line.name, arms, line.sticky, now)))
     return found
 
 
@@ -309,7 +300,7 @@ def _same_but_for_scale(present: VersionSpec, wanted: VersionSpec) -> bool:
     return scaled == wanted
 
 
-def preview(orders: Sequence[FileOrder], state_of: StateOf) -> list[list[Event]]:
+def preview(orders: Sequence[Order], state_of: StateOf) -> list[list[Event]]:
     """What each order would append, each decided after those before it; raises DomainError."""
     states: dict[tuple[str, str], Any] = {}
     results: list[list[Event]] = []

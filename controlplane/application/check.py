@@ -1,5 +1,14 @@
 """The check of a live store: every record of both logs against the chain, the seals and the copies.
 
+::
+
+    head 2,600           read first
+    checkpoint 1,048     marked as archived: its leaves come from the tree, no row may be left
+    checkpoint 2,048     follows the one before; its 1,000 records give its root
+    copies               the file beside the data has the same two
+    2,049 to 2,600       not sealed yet: the chain alone
+    strays, sums, file   nothing lies outside the positions; what ``also`` looks at
+
 Memory stays constant: a segment of at most 1,000 records is read, checked and forgotten. What
 is appended meanwhile is left to the next check: the head is read first.
 """
@@ -17,14 +26,13 @@ from controlplane.application.proving import (
     NoteChain,
     Proved,
     archive_named,
+    check_copies,
 )
-from controlplane.application.proving import check_copies as _check_copies
 from controlplane.application.records import EVENTS, NEWEST
 from controlplane.application.seal import Records, SealStore
 from controlplane.application.tiles import HASH_BYTES, WIDTH
 
 _BATCH = 2_000
-
 
 # place -> the notes of a log that it holds, oldest first
 Copies = Mapping[str, Callable[[str], Sequence[str]]]
@@ -112,7 +120,7 @@ class _Check:
             self._segment(size, note, archive)
         self._chain.end()
         for place, notes in copies.items():
-            _check_copies(self._chain, notes(log), place)
+            check_copies(self._chain, notes(log), place)
         if self._chain.size > head.position:
             self._raise(head.position + 1, "", "head", f"{self._chain.size} records were sealed")
         self._checked += self._proof.tail(

@@ -25,6 +25,7 @@ from controlplane.application.exports import (
     KEYS,
     MANIFEST,
     PART_ROWS,
+    POSITION,
     VERSION,
     Destination,
     ExportError,
@@ -80,11 +81,10 @@ class ExportJob:
 
     def _part(self, scan: Scan, upto: int, tree: Frontier) -> Part | None:
         pieces, first, last, count, first_row = [self._form.start()], 0, 0, 0, scan.number + 1
-        position = len(row_prefix())
         for rows in scan.rows(upto, self._part_rows):
             if rows:
                 pieces.append(self._form.rows(rows))
-                first, last = first or rows[0][position], rows[-1][position]
+                first, last = first or rows[0][POSITION], rows[-1][POSITION]
                 count += len(rows)
                 tree.extend(bytes.fromhex(row[-1]) for row in rows)
         if not count:
@@ -175,11 +175,6 @@ class ExportJob:
         return fresh_manifest(self._source, self._form.name, self._filters, formula_safe)
 
 
-def row_prefix() -> tuple[str, ...]:
-    """The columns of a row before the record's own, of which the first is its position."""
-    return ("row", "shape")
-
-
 def fresh_manifest(source: Source, form: str, filters: Filters, formula_safe: bool) -> Manifest:
     """Of an export that has no row yet."""
     return Manifest(
@@ -226,10 +221,9 @@ class FileExport:
         chain = chain_at(self._source, self._filters.after)
         scan = Scan(self._source, self._filters, chain, 0, self._filters.after)
         yield from self._counted(self._form.start())
-        position = len(row_prefix())
         for rows in scan.rows(self._upto, 2**62):
             if rows:
-                self._first, self._last = self._first or rows[0][position], rows[-1][position]
+                self._first, self._last = self._first or rows[0][POSITION], rows[-1][POSITION]
                 self._tree.extend(bytes.fromhex(row[-1]) for row in rows)
                 yield from self._counted(self._form.rows(rows))
         yield from self._counted(self._form.end())

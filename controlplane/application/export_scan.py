@@ -89,7 +89,6 @@ class Scan:
             self._segments = self.source.seals.checkpoints(self.source.log, position - 1, 100)
         if self._segments and self._segments[0].checkpoint.first <= position:
             return self._segments[0].checkpoint.record
-        self._segments = self._segments or []
         return NEWEST[self.source.log]
 
     def _sealed(self, columns: Sequence[Any], row: Row) -> None:

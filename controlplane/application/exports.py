@@ -180,13 +180,17 @@ def read_manifest(content: bytes, keys: Sequence[PublicKey]) -> Manifest:
 
 
 # --- rows -------------------------------------------------------------------------------------
+# A row's own columns, before the record's; of those the position is the first.
+_OWN: tuple[Field, ...] = (("row", "int"), ("shape", "text"))
+POSITION = len(_OWN)
+
+
 def row_fields(log: str, newest: str = "") -> tuple[Field, ...]:
     """A row's columns: its number, its shape, every column of the newest shape, the chain's hash
     (events of a whole export; hex) and the leaf hash (hex). ``newest``: as it was written when
     that was the newest shape."""
     chained: tuple[Field, ...] = (("hash", "text?"),) if log == EVENTS else ()
-    own: tuple[Field, ...] = (("row", "int"), ("shape", "text"))
-    return (*own, *fields_of(newest or NEWEST[log]), *chained, ("leaf", "text"))
+    return (*_OWN, *fields_of(newest or NEWEST[log]), *chained, ("leaf", "text"))
 
 
 def shapes_of(log: str) -> list[str]:
@@ -233,7 +237,7 @@ class RowMaker:
         return self._leaves[shape](tuple(columns))
 
     def columns(self, row: Row) -> Row:
-        return row[2 : 2 + self._width]
+        return row[POSITION : POSITION + self._width]
 
 
 # --- what lies beside a part ------------------------------------------------------------------

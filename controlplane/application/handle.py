@@ -37,6 +37,7 @@ from controlplane.domain.decider import Decider, Event, fold
 from controlplane.domain.errors import Conflict, DomainError, VersionConflict
 
 _MAX_ATTEMPTS = 256
+_MAX_STATES = 4096  # of streams, remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,9 @@ class _Order:
 class CommandHandler:
     """Safe from many threads; one per process, beside the process's store."""
 
-    def __init__(self, store: EventStore, clock: Clock, num_remembered: int = 4096) -> None:
+    def __init__(self, store: EventStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self._states = _States(store, num_remembered)
+        self._states = _States(store)
 
     def handle(
         self,
@@ -201,8 +202,8 @@ def _replayed(stored: StoredResponse, key: Idempotency | None) -> Handled:
 class _States:
     """The last folded state of recently used streams."""
 
-    def __init__(self, store: EventStore, capacity: int) -> None:
-        self._store, self._capacity = store, capacity
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[int, Any]] = OrderedDict()
 
@@ -225,5 +226,5 @@ class _States:
             if kept is None or kept[0] < version:
                 self._kept[stream] = (version, state)
             self._kept.move_to_end(stream)
-            if len(self._kept) > self._capacity:
+            if len(self._kept) > _MAX_STATES:
                 self._kept.popitem(last=False)

@@ -16,7 +16,6 @@ from controlplane.application.ports import (
     RecordedEvent,
     StoreUnavailable,
 )
-from controlplane.projections.base import Projection
 from controlplane.projections.fold import STATE, Folder
 from controlplane.projections.memory import MemoryRows
 
@@ -122,12 +121,11 @@ class LiveRows:
     def __init__(
         self,
         store: EventStore,
-        projections: Sequence[Projection] = STATE,
         on_event: Callable[[RecordedEvent], None] | None = None,
         poll_seconds: float = 0.05,
     ) -> None:
         self.rows = MemoryRows()
-        self._folder = Folder(self.rows, projections)
+        self._folder = Folder(self.rows, STATE)
         self._on_event = on_event
         self.follower = LogFollower(store, 0, self._apply, poll_seconds)
 

@@ -105,7 +105,6 @@ class Reconciler:
         self, handler: CommandHandler, clock: Clock, state: FleetState, loads: FleetLoads
     ) -> None:
         self._handler, self._clock, self._state, self._loads = handler, clock, state, loads
-        self.num_decisions = 0
         self.num_conflicts = 0
         self.num_placed: Counter[str] = Counter()
 
@@ -140,7 +139,6 @@ class Reconciler:
         except VersionConflict:
             self.num_conflicts += 1
             return False
-        self.num_decisions += 1
         self.num_placed.update(stop.code for stop in made.stopped)
         self.num_placed.update(gap.code for gap in made.unplaced)
         self.num_placed["started"] += len(made.started)

@@ -31,7 +31,7 @@ from controlplane.application.ports import Columns
 EVENTS, REQUESTS = "events", "requests"
 LOGS = (EVENTS, REQUESTS)
 
-# kinds: int, float, float? (may be absent), text, json (bytes of JSON), hash (32 bytes)
+# kinds: int, float, float? (may be absent), text, text?, json (bytes of JSON)
 Field = tuple[str, str]
 EVENT_FIELDS: tuple[Field, ...] = (
     ("position", "int"),

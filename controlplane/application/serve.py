@@ -8,8 +8,9 @@
     await call.finish()                  terminal record durable; only now may a client hear "done"
 
 A call has one part per choice, each a generation of its own on the nodes; the ledger knows only
-the call. A part that fails before its first token is sent once more, to another replica: nothing
-was shown, so nothing can be repeated. After its first token it fails for good, with a typed error.
+the call. A part that fails before its first token is sent again, to another replica, at most twice:
+nothing was shown, so nothing can be repeated. After its first token it fails for good, with a typed
+error.
 
 Whatever happens, ``finish`` runs: a client that left, a reader too slow, a node lost, an exception
 in the caller. It cancels what still runs, waits at most two seconds for the nodes' own counts, and

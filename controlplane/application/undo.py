@@ -21,21 +21,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from controlplane.application.order import Order
 from controlplane.application.ports import RecordedEvent
 from controlplane.domain import model, node, retention, route, tenant
 from controlplane.domain.audit import undone_position
 from controlplane.domain.budget import period_start
 from controlplane.domain.decider import Command, Decider, Event, fold
 from controlplane.domain.errors import Conflict
-
-
-@dataclass(frozen=True)
-class Order:
-    """One command for the aggregate ``target`` of ``decider``."""
-
-    decider: Decider[Any]
-    target: str
-    command: Command
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import sys
 import structlog
 
 
-def configure_logs(level: int = logging.INFO) -> None:
+def configure_logs() -> None:
     """For processes that Django's own logging does not serve."""
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer()
@@ -21,6 +21,6 @@ def configure_logs(level: int = logging.INFO) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

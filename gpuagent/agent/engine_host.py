@@ -15,45 +15,22 @@ not whether the process exists: a hung CUDA call looks alive to everything else.
 
 import asyncio
 import os
-import signal
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import msgspec
 import structlog
 
 from gpuagent.agent import arena, ipc
 from gpuagent.agent.pairs import DECODE, PREFILL, ROLES, Orders, Pair
+from gpuagent.agent.worker_process import WorkerProcess, describe_exit, start
 from gpuagent.wire.messages import Device, Generate, ReplicaSpec
 
 log = structlog.get_logger("gpuagent.engine_host")
 
 MessageHandler = Callable[[ipc.FromWorker], Awaitable[None]]
 LostHandler = Callable[[list[str], str], Awaitable[None]]
-
-
-@dataclass
-class WorkerProcess:
-    """One running worker and the replicas in it."""
-
-    key: str
-    device: Device
-    process: asyncio.subprocess.Process
-    end: ipc.AgentEnd
-    replicas: set[str] = field(default_factory=set)
-    loading: set[str] = field(default_factory=set)
-    progress_at: float = 0.0
-    role: str = "both"
-    reader: asyncio.Task[None] | None = None
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Signal the worker's whole process group."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
 
 
 class EngineHost:
@@ -236,23 +213,11 @@ class EngineHost:
         if role != "both":  # two workers divide the device's threads
             num_threads = max(1, config.threads // 2)
             config = msgspec.structs.replace(config, role=role, arena=shared, threads=num_threads)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpuagent.agent.worker"),
-                *(str(theirs.fileno()), str(os.getpid())),
-                msgspec.json.encode(config).decode(),
-                pass_fds=(theirs.fileno(), *([shared] if shared >= 0 else [])),
-                stdin=asyncio.subprocess.DEVNULL,
-                env=_worker_environment(device),
-                start_new_session=True,  # its own group: Ctrl-C is not for it, a kill takes it all
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        worker = WorkerProcess(key, device, process, ipc.AgentEnd(reader, writer), role=role)
+        worker = await start(key, device, config)
         self.workers[key] = worker
         self._alive.append(worker)
         worker.reader = asyncio.create_task(self._read(worker), name=f"worker {key}")
-        log.info("worker_started", worker=key, pid=process.pid)
+        log.info("worker_started", worker=key, pid=worker.process.pid)
         return worker
 
     async def _read(self, worker: WorkerProcess) -> None:
@@ -314,24 +279,10 @@ class EngineHost:
                 other.kill()
         log.info("worker_ended", worker=worker.key, code=code, lost=lost)
         if lost:
-            await self._on_lost(lost, _describe_exit(code, worker.role))
+            await self._on_lost(lost, describe_exit(code, worker.role))
 
     def _note_progress(self, worker: WorkerProcess, message: ipc.FromWorker) -> None:
         worker.progress_at = time.monotonic()
         match message:
             case ipc.Loaded() | ipc.LoadFailed():
                 worker.loading.discard(message.replica_id)
-
-
-def _worker_environment(device: Device) -> dict[str, str]:
-    """A worker sees only its own GPU, as device 0."""
-    if device.kind != "cuda":
-        return dict(os.environ)
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": device.uuid or str(device.index)}
-
-
-def _describe_exit(code: int, role: str) -> str:
-    name = "engine worker" if role == "both" else f"{role} worker"
-    if code < 0:
-        return f"the {name} was ended by signal {-code}"
-    return f"the {name} exited with code {code}"

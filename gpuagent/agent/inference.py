@@ -8,10 +8,8 @@ once. With two gateways and three running requests a step gives two messages, no
             engine.frames.gw-b.n1  Frame(seq=3, [r3])
 
 ``seq`` counts per gateway without a gap, so a gateway that sees 8 after 6 asks for a resend. What
-was produced is therefore kept until 60 s after the end, compactly (token ids in an array, text in
-one buffer): a struct per token would be a million objects for the garbage collector at 256 busy
-streams. A quiet gateway gets an empty frame every two seconds, or it would never learn that the
-last frame of a stream was lost.
+was produced is therefore kept until 60 s after the end (``generation``). A quiet gateway gets an
+empty frame every two seconds, or it would never learn that the last frame of a stream was lost.
 
 A gateway that dies says nothing, so a generation may carry a lease: once its gateway has been
 silent for that long (no generate, cancel or resend, of which an empty one is the heartbeat), it is
@@ -24,22 +22,19 @@ replica is not there, the worker dies, or the agent ends.
 """
 
 import re
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from gpuagent.agent.generation import Generation
 from gpuagent.agent.metrics import Served
 from gpuagent.wire import codec, subjects
-from gpuagent.wire.messages import Cancel, Delta, Frame, Generate, Resend, TokenLogprob
+from gpuagent.wire.messages import Cancel, Delta, Frame, Generate, Resend
 
 RETENTION_S = 60.0
 RESEND_GRACE_S = 1.0  # a resend may overtake the generate it is about
-RESEND_TOKENS = 256
 RESEND_BYTES = 512 * 1024
 MAX_EARLY = 10_000
 MAX_ID_CHARS = 128
@@ -60,83 +55,6 @@ class Engines(Protocol):
 
     def cancel(self, replica_id: str, request_id: str) -> None:
         """Ask the worker to end one."""
-
-
-@dataclass(slots=True)
-class Generation:
-    """One accepted request and everything it has produced."""
-
-    request_id: str
-    gateway: str
-    replica_id: str
-    attempt: int
-    num_prompt_tokens: int
-    started_at: float
-    last_at: float = 0.0
-    token_ids: "array[int]" = field(default_factory=lambda: array("I"))
-    text: bytearray = field(default_factory=bytearray)
-    starts: "array[int]" = field(default_factory=lambda: array("I"))  # token index of each delta
-    ends: "array[int]" = field(default_factory=lambda: array("Q"))  # length of text after it
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    terminal: Delta | None = None
-    lease_s: float = 0.0  # 0: none
-    served: Served | None = None  # None: it was refused and never reached an engine
-
-    def record(self, delta: Delta) -> None:
-        """Keep what ``delta`` adds."""
-        self.token_ids.extend(delta.token_ids)
-        self.text += delta.text.encode()
-        self.starts.append(delta.index)
-        self.ends.append(len(self.text))
-        if delta.logprobs:
-            self.logprobs.extend(delta.logprobs)
-        if delta.finish_reason:
-            self.terminal = delta
-
-    def ending(self, reason: str, code: str = "", message: str = "") -> Delta:
-        """A terminal delta after what was produced so far."""
-        return Delta(
-            request_id=self.request_id,
-            index=len(self.token_ids),
-            token_ids=(),
-            text="",
-            finish_reason=reason,
-            error_code=code,
-            error_message=message,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_output_tokens=len(self.token_ids),
-        )
-
-    def since(self, index: int) -> Iterator[Delta]:
-        """Everything from token ``index`` on, in deltas of at most RESEND_TOKENS tokens."""
-        total = len(self.token_ids)
-        for start in range(min(index, total), max(total, 1), RESEND_TOKENS):
-            end = min(start + RESEND_TOKENS, total)
-            if start < end:
-                yield self._slice(start, end)
-        if self.terminal:
-            tail = self._text(total, total + 1) if index >= total else ""
-            yield msgspec.structs.replace(
-                self.terminal, index=total, token_ids=(), text=tail, logprobs=()
-            )
-
-    def _slice(self, start: int, end: int) -> Delta:
-        is_last = end == len(self.token_ids)
-        return Delta(
-            request_id=self.request_id,
-            index=start,
-            token_ids=tuple(self.token_ids[start:end]),
-            text=self._text(start, end + 1 if is_last else end),
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_output_tokens=end,
-            logprobs=tuple(self.logprobs[start:end]),
-        )
-
-    def _text(self, start: int, end: int) -> str:
-        """Text of the deltas whose index is in [start, end)."""
-        first, last = bisect_left(self.starts, start), bisect_right(self.starts, end - 1)
-        begin = self.ends[first - 1] if first else 0
-        return self.text[begin : self.ends[last - 1] if last else 0].decode()
 
 
 class Inference:

@@ -1,8 +1,9 @@
 """An engine worker: the process that owns a device's engines and steps them in turn.
 
-It runs ``python -m gpuagent.agent.worker FD CONFIG``, started by the engine host with one end of a
-socket pair as FD. The loop has no asyncio in it: read what has arrived, give each engine that has
-work one step, send what the step produced. Without work it blocks in ``poll`` and uses no CPU.
+It runs ``python -m gpuagent.agent.worker FD PARENT_PID CONFIG``, started by the engine host with
+one end of a socket pair as FD. The loop has no asyncio in it: read what has arrived, give each
+engine that has work one step, send what the step produced. Without work it blocks in ``poll`` and
+uses no CPU.
 
 Models are loaded in a thread each, so that the replicas that serve go on serving; the loaded
 engine is handed to the loop, which alone calls it from then on.

@@ -81,11 +81,6 @@ class BlockPool:
             self._keys[block] = key
             self._by_key[key] = block
 
-    def forget_keys(self) -> None:
-        """Make no block findable; held blocks stay held."""
-        self._by_key.clear()
-        self._keys = [None] * self.num_blocks
-
     def _take_oldest(self) -> int:
         block, _ = self._free.popitem(last=False)
         key = self._keys[block]

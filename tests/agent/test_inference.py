@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuagent.agent.inference import RETENTION_S, Generation, Inference
+from gpuagent.agent.generation import Generation
+from gpuagent.agent.inference import RETENTION_S, Inference
 from gpuagent.wire import codec
 from gpuagent.wire.messages import Delta, Frame, Generate, Resend, Sampling, TokenLogprob
 from tests.wire.samples import SAMPLES, mutated

@@ -5,6 +5,7 @@ What is described where it is defined cannot be forgotten here, and what has no 
 """
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -137,6 +138,7 @@ def filled(text: str, parts: dict[str, str]) -> str:
 
 
 def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
     import_module("django").setup()
     for readme, parts in sections().items():
         path = ROOT / readme

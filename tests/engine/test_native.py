@@ -4,6 +4,7 @@ bits whoever is in the batch and however its prompt was cut."""
 import ctypes
 import math
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -215,6 +216,22 @@ def test_compiled_once(monkeypatch, tmp_path):
     kernels()
     kernels.cache_clear()
     assert len(list(tmp_path.glob("decoder-*.so"))) == 1
+
+
+def test_of_several_that_start_at_once_one_compiles(monkeypatch, tmp_path):
+    """And what a killed one left behind is gone afterwards."""
+    compiler, cache = tmp_path / "slow", tmp_path / "cache"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit\n'
+        f'while [ "$1" != -o ]; do shift; done; echo >> {tmp_path}/runs; sleep 0.3; : > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    (cache / "unfinished-killed").mkdir(parents=True)
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(cache))
+    with ThreadPoolExecutor(3) as threads:
+        (path,) = set(threads.map(build._library, [str(compiler)] * 3))
+    assert (tmp_path / "runs").read_text() == "\n"
+    assert sorted(cache.iterdir()) == [path, cache / "lock"]
 
 
 def test_the_kernels_compile_without_warnings():

@@ -47,6 +47,17 @@ def test_checkpoints_are_listed_and_signed(api: Api) -> None:
     assert [one["size"] for one in older] == [2]
 
 
+def test_two_checkpoints_of_one_size_are_on_one_page(api: Api, admin: Api) -> None:
+    for number in range(5):
+        admin.post("tenants/", {"name": f"more-{number}"})
+    seal()
+    page, listed = api.get("checkpoints/?limit=1").json(), []
+    while page["results"]:
+        listed += [(one["log"], one["size"]) for one in page["results"]]
+        page = api.get(page["next"].removeprefix("/api/v1/")).json()
+    assert listed == [("events", 2), ("events", 5), ("events", 10), ("requests", 10)]
+
+
 def included(answer: Any) -> bool:
     proof = answer.json()
     leaf = leaf_hash(proof["record"].encode())

@@ -16,7 +16,9 @@ def test_the_policy_is_shown_set_and_on_record(admin: Api) -> None:
     shown = admin.get("retention/text/")
     assert (shown.json()["days"], shown["ETag"]) == (7, '"1"')
     assert admin.put("retention/text/", order, headers={"If-Match": '"0"'}).status_code == 412
-    entry = admin.get(f"audit/?outcome=done&min_position={done['X-Log-Position']}").json()["results"][0]
+    entry = admin.get(f"audit/?outcome=done&min_position={done['X-Log-Position']}").json()[
+        "results"
+    ][0]
     assert (entry["action"], entry["reason"]) == ("RetentionSet", "our promise")
     assert entry["before"] == {"retention text": {"days": 30}}
 

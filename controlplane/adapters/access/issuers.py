@@ -121,9 +121,6 @@ class SigningKey(NamedTuple):
     fingerprint: str
 
 
-Document = Callable[[IssuerConfig], Any]
-
-
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """An issuer's address was chosen by the operator; where it redirects to was not."""
 
@@ -153,11 +150,9 @@ class KeySet:
     def __init__(
         self,
         config: IssuerConfig,
-        document: Document = read_document,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config = config
-        self._document, self._monotonic = document, monotonic
+        self.config, self._monotonic = config, monotonic
         self._keys: Mapping[str, SigningKey] = {}
         self._fetched_at = float("-inf")
         self._tried_at: dict[str, float] = {}  # by why: see _reason
@@ -207,7 +202,7 @@ class KeySet:
     def _fetch(self, now: float) -> None:
         """The old keys stay if the new ones cannot be had."""
         try:
-            self._keys = keys_of(self._document(self.config), self.config.algorithms)
+            self._keys = keys_of(read_document(self.config), self.config.algorithms)
             self._fetched_at = now
         except Exception as error:  # what another party's server may send has no end
             log.warning("keys not fetched", issuer=self.config.issuer, error=type(error).__name__)

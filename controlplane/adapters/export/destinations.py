@@ -12,7 +12,6 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -86,13 +85,16 @@ class Bucket:
 class Endpoint:
     """POSTs everything to ``url``; ``state`` keeps the manifest, which is the cursor."""
 
-    def __init__(self, url: str, state: Folder, headers: Mapping[str, str] | None = None) -> None:
-        self._url, self._state, self._headers = url, state, dict(headers or {})
+    def __init__(self, url: str, state: Folder) -> None:
+        self._url, self._state = url, state
 
     def put(self, name: str, content: bytes) -> None:
         key = f"{name}-{sha256(content).hexdigest()}"
-        headers = {**self._headers, "X-Export-Name": name, "Idempotency-Key": key}
-        headers["Content-Type"] = "application/octet-stream"
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "X-Export-Name": name,
+            "Idempotency-Key": key,
+        }
         self._post(urllib.request.Request(self._url, content, headers, method="POST"))
         if name == MANIFEST:
             self._state.put(name, content)

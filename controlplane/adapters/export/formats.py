@@ -6,12 +6,6 @@ from controlplane.adapters.export.ocsf import Ocsf
 from controlplane.application.exports import ExportError, Format
 
 FORMATS = ("jsonl", "csv", "parquet", "ocsf")
-CONTENT_TYPES = {
-    "jsonl": Jsonl.content_type,
-    "csv": Csv.content_type,
-    "parquet": "application/vnd.apache.parquet",
-    "ocsf": Ocsf.content_type,
-}
 
 
 def format_of(name: str, log: str, formula_safe: bool = True) -> Format:

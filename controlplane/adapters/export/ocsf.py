@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from controlplane.adapters.export.jsonl import Jsonl
-from controlplane.application.exports import Row, row_fields
+from controlplane.application.exports import POSITION, Row, row_fields
 from controlplane.application.records import EVENTS, record_id
 
 VERSION = "1.6.0"
@@ -87,8 +87,8 @@ def _common(log: str, row: Row, own: dict[str, Any]) -> dict[str, Any]:
         "status": _STATUSES[own["status_id"]],
         "metadata": {
             "version": VERSION,
-            "uid": record_id(log, row[2:]),
-            "sequence": row[2],
+            "uid": record_id(log, row[POSITION:]),
+            "sequence": row[POSITION],
             "log_name": log,
             "product": {"name": "engine", "vendor_name": "engine"},
             "original_time": str(own["time"]),

@@ -42,6 +42,11 @@ SUMS = (
     "price_milli",
     "price_pico",
 )
+FAILED = ("error", "timeout", "unknown")
+_NEEDED = (
+    *(name for name in KEY if name != "hour"),
+    "at", "outcome", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "price",
+)  # fmt: skip
 _TABLE = Rollup._meta.db_table
 _UPSERT = (
     f"INSERT INTO {_TABLE} ({', '.join(KEY + SUMS)})"
@@ -103,13 +108,6 @@ def _add(alias: str, after: int, upto: int) -> None:
     with connections[alias].cursor() as cursor:
         rows = [(*key, *_sums(total)) for key, total in sorted(totals.items())]
         cursor.executemany(_UPSERT, rows)
-
-
-FAILED = ("error", "timeout", "unknown")
-_NEEDED = (
-    *(name for name in KEY if name != "hour"),
-    "at", "outcome", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "price",
-)  # fmt: skip
 
 
 def key_of(row: InferenceRequest) -> tuple[Any, ...]:

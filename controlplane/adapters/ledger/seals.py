@@ -100,14 +100,18 @@ class DjangoSealStore:
     def page(
         self, log: str | None, after: int | None, limit: int, descending: bool
     ) -> list[Sealed]:
-        """By size, of one log or of all."""
+        """By size, of one log or of all. Where two logs were sealed at one size they stand on one
+        page, which then is one longer: the next page begins beyond that size."""
         rows = CheckpointRow.objects.using(self._alias).all()
         if log is not None:
             rows = rows.filter(log=log)
         if after is not None:
             rows = rows.filter(**{"size__lt" if descending else "size__gt": after})
         order = "-size" if descending else "size"
-        return [Sealed.read(row.note) for row in rows.order_by(order, "log")[:limit]]
+        found = list(rows.order_by(order, "log")[: limit + 1])
+        if len(found) > limit and found[-1].size != found[-2].size:
+            found.pop()
+        return [Sealed.read(row.note) for row in found]
 
     def keep_verification(self, at: float, actor: str, checked: Checked) -> None:
         report = {

@@ -16,17 +16,16 @@ from controlplane.adapters.natsbus.connection import Bus
 STREAM = "CHECKPOINTS"
 
 
-def stream_config(replicas: int = 1) -> StreamConfig:
-    return StreamConfig(
-        name=STREAM,
-        subjects=["checkpoint.>"],
-        max_bytes=128 * 1024 * 1024,
-        discard=DiscardPolicy.OLD,
-        storage=StorageType.FILE,
-        num_replicas=replicas,
-        deny_delete=True,
-        deny_purge=True,
-    )
+CONFIG = StreamConfig(
+    name=STREAM,
+    subjects=["checkpoint.>"],
+    max_bytes=128 * 1024 * 1024,
+    discard=DiscardPolicy.OLD,
+    storage=StorageType.FILE,
+    num_replicas=1,
+    deny_delete=True,
+    deny_purge=True,
+)
 
 
 class CheckpointStream:
@@ -39,7 +38,7 @@ class CheckpointStream:
         try:
             await self._jetstream.stream_info(STREAM)
         except NotFoundError:
-            await self._jetstream.add_stream(stream_config())
+            await self._jetstream.add_stream(CONFIG)
 
     async def last(self, log: str) -> str | None:
         """The newest note there."""

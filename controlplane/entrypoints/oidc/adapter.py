@@ -32,7 +32,6 @@ from django.http import HttpRequest, HttpResponseRedirect
 from controlplane.adapters.access import users
 from controlplane.adapters.access.issuers import IssuerConfig, KeySet, is_safe_url
 from controlplane.adapters.access.jwt_tokens import BadToken, Claims, JwtVerifier
-from controlplane.application.ports import EventMeta
 from controlplane.entrypoints.rest import auditing
 from controlplane.entrypoints.rest.identity import tenant_state
 
@@ -113,7 +112,7 @@ class SocialAdapter(DefaultSocialAccountAdapter):
         if not sociallogin.is_existing:
             sociallogin.connect(request, user)
         name = user.get_username()
-        auditing.signed_in(_meta(request, f"user:{name}"), name, "oidc")
+        auditing.signed_in(auditing.meta(request, f"user:{name}"), name, "oidc")
 
     def _tenant(self, request: HttpRequest, claims: Claims) -> str:
         owner = tenant_state(claims.owner)
@@ -140,18 +139,10 @@ class SocialAdapter(DefaultSocialAccountAdapter):
         known = users.principal_of(user)
         if known is not None and (known.role, known.tenant_id) == (role, tenant_id):
             return
-        meta = _meta(request, f"oidc:{settings.ENV.oidc_issuer}")
+        meta = auditing.meta(request, f"oidc:{settings.ENV.oidc_issuer}")
         auditing.user_saved(meta, user.get_username(), role, tenant_id)
         users.save_role(user, role, tenant_id)
 
     def _refuse(self, request: HttpRequest, code: str, detail: str) -> None:
-        auditing.refuse(_meta(request, "anonymous"), "SignIn", "session", code, detail)
+        auditing.refuse(auditing.meta(request, "anonymous"), "SignIn", "session", code, detail)
         raise Refused(code)
-
-
-def _meta(request: HttpRequest, actor: str) -> EventMeta:
-    return EventMeta(
-        actor=actor,
-        correlation_id=str(getattr(request, "request_id", "")),
-        address=str(request.META.get("REMOTE_ADDR", "")),
-    )

@@ -166,6 +166,7 @@ class Gateway:
         )
         append = Append(LIMITS, None, [event], EventMeta(f"system:{self.name}"))
         self._noting = asyncio.ensure_future(asyncio.to_thread(self._store.append, append))
+        self._noting.add_done_callback(_log_failure)
 
     async def _renew_limits(self) -> None:
         if isinstance(self.limits, SharedLimits):
@@ -285,3 +286,8 @@ class Gateway:
             await self.limits.close()
         await self.bus.close(1.0)
         await self._ledger.close()
+
+
+def _log_failure(task: "asyncio.Future[Any]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("limits not noted in the log", error=str(error))

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import structlog
 
 from controlplane.application.call import Call
 from controlplane.application.ports import AuditUnavailable
@@ -35,6 +36,8 @@ from controlplane.entrypoints.openai.json_object import parse_object
 from controlplane.entrypoints.openai.orders import new_request_id
 from controlplane.entrypoints.openai.principals import TenantPrincipal, bearer_token
 from controlplane.entrypoints.openai.request import Receive, Scope, Send, host_is_allowed
+
+log = structlog.get_logger("gateway")
 
 PATH = "/ws/v1/stream"
 AUTH_DEADLINE_S = 5.0
@@ -249,6 +252,7 @@ class Connection:
             text = "The end of the request could not be recorded."
             await self._error(name, Refused("audit_unavailable", text, retry_after=1))
         except Exception:
+            log.exception("generation failed", generation=name)
             await self._error(name, Refused("internal_error", "The gateway failed."))
         finally:
             self._calls.pop(name, None)

@@ -8,9 +8,9 @@ from rest_framework.request import Request
 
 from controlplane import bootstrap
 from controlplane.application import catalog_file
-from controlplane.application.catalog_file import FileOrder
 from controlplane.application.configuration import Configuration, configuration
 from controlplane.application.handle import Handled
+from controlplane.application.order import Order
 from controlplane.application.ports import EventMeta
 from controlplane.domain import model, route
 from controlplane.domain.decider import Decider, Event, fold
@@ -30,7 +30,7 @@ def state_of(decider: Decider[Any], target: str) -> Any:
     return bootstrap.command_handler().state(decider, decider.stream(target))[1]
 
 
-def planned(text: str) -> tuple[list[FileOrder], list[list[Event]]]:
+def planned(text: str) -> tuple[list[Order], list[list[Event]]]:
     """The orders of a file and what each would append; raises DomainError for the first mistake."""
     orders = catalog_file.orders(catalog_file.parse(text), state_of, time.time())
     events = catalog_file.preview(orders, state_of)
@@ -57,7 +57,7 @@ def apply(request: Request, query: dict[str, Any]) -> tuple[dict[str, Any], int]
     return _body(results, dry_run=False), position
 
 
-def _require_rights(request: Request, orders: list[FileOrder]) -> None:
+def _require_rights(request: Request, orders: list[Order]) -> None:
     """A file changes nothing that its sender could not change by hand."""
     for order in orders:
         resource = "budget" if isinstance(order.command, SetBudget) else order.decider.category
@@ -68,7 +68,7 @@ def _require_rights(request: Request, orders: list[FileOrder]) -> None:
 def apply_locally(text: str, meta: EventMeta, dry_run: bool) -> list[tuple[str, list[Event]]]:
     """For ``manage.py apply``: ``(stream, events)`` of every order."""
     orders, would_be = planned(text)
-    streams = [order.decider.stream(order.target) for order in orders]
+    streams = [order.stream for order in orders]
     if dry_run:
         return list(zip(streams, would_be, strict=True))
     handler = bootstrap.command_handler()
@@ -95,8 +95,8 @@ def _state_at(upto: int, decider: Decider[Any], target: str) -> Any:
     return fold(decider, (one.event for one in stream if one.position <= upto))
 
 
-def _dry_receipt(order: FileOrder, events: list[Event]) -> dict[str, Any]:
-    stream = order.decider.stream(order.target)
+def _dry_receipt(order: Order, events: list[Event]) -> dict[str, Any]:
+    stream = order.stream
     version, _ = bootstrap.command_handler().state(order.decider, stream)
     write = Write(order.decider, order.target, order.command)
     return write.receipt(Handled(tuple(events), version, 0), dry_run=True)

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
+from django.http import HttpRequest
 from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 
@@ -97,11 +98,13 @@ def text_read(meta: EventMeta, tenant_id: str, request_id: str) -> None:
     _append(ACCESS, TextRead(tenant_id, request_id, time.time()), meta)
 
 
-def meta(request: Request, actor: str) -> EventMeta:
+def meta(request: Request | HttpRequest, actor: str, reason: str = "") -> EventMeta:
+    """Who, from where, why; the request id correlates the events with the logs."""
     return EventMeta(
         actor=actor,
         correlation_id=str(getattr(request, "request_id", "")),
         address=str(request.META.get("REMOTE_ADDR", "")),
+        reason=reason,
     )
 
 

@@ -52,14 +52,8 @@ class Choice(serializers.ChoiceField):
 
 
 class Integer(serializers.IntegerField):
-    """``type_code``: the code of a wrong type, where a surface promises its own."""
-
-    def __init__(self, type_code: str = "invalid_type", **options: Any) -> None:
-        super().__init__(**options)
-        self.type_code = type_code
-
     def to_internal_value(self, data: Any) -> int:
-        return int(_of_type(data, int, "an integer", self.type_code))
+        return int(_of_type(data, int, "an integer", "invalid_type"))
 
 
 class Number(serializers.FloatField):

@@ -1,5 +1,6 @@
 """Which moment ``as_of`` means, a position of the log or a time, and the rows as they were then."""
 
+from collections.abc import Callable
 from datetime import datetime
 
 from controlplane import bootstrap
@@ -38,23 +39,16 @@ def _last_until(moment: float) -> int:
     """By halving, since recorded times follow the log: twenty rows read of a million, where an
     index on the times would cost every append. Where a clock was set back, a position after which
     the times pass ``moment``."""
-    low, high = 0, _head() + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        recorded_at = Event.objects.values_list("recorded_at", flat=True).get(position=middle)
-        low, high = (middle, high) if recorded_at <= moment else (low, middle)
-    return low
+    recorded = Event.objects.values_list("recorded_at", flat=True)
+    return _last(_head(), lambda position: recorded.get(position=position) <= moment)
 
 
 def version_until(stream: str, position: int) -> int:
     """The stream's version at a position: how many of its events are not beyond it."""
     mine = Event.objects.filter(stream=stream)
-    low, high = 0, (mine.order_by("-version").values_list("version", flat=True).first() or 0) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        at = mine.values_list("position", flat=True).get(version=middle)
-        low, high = (middle, high) if at <= position else (low, middle)
-    return low
+    newest = mine.order_by("-version").values_list("version", flat=True).first() or 0
+    positions = mine.values_list("position", flat=True)
+    return _last(newest, lambda version: positions.get(version=version) <= position)
 
 
 def moment_of(as_of: str) -> float:
@@ -70,12 +64,22 @@ def last_request_until(moment: float, slack: bool = True) -> int:
     """An upper bound of the ids of requests admitted at ``moment`` or before, by halving too;
     without ``slack`` a lower bound of those admitted after it."""
     every = InferenceRequest.objects.order_by("pk")
-    low, high = 0, (every.values_list("pk", flat=True).last() or 0) + 1
+
+    def is_until(pk: int) -> bool:
+        at = every.filter(pk__gte=pk).values_list("at", flat=True).first()
+        return at is not None and at <= moment
+
+    last = _last(every.values_list("pk", flat=True).last() or 0, is_until)
+    return last + _DISORDER if slack else last - _DISORDER
+
+
+def _last(newest: int, is_until: Callable[[int], bool]) -> int:
+    """The last of 1 … ``newest`` that passes, by halving; 0 if none does."""
+    low, high = 0, newest + 1
     while high - low > 1:
         middle = (low + high) // 2
-        at = every.filter(pk__gte=middle).values_list("at", flat=True).first()
-        low, high = (middle, high) if at is not None and at <= moment else (low, middle)
-    return low + _DISORDER if slack else low - _DISORDER
+        low, high = (middle, high) if is_until(middle) else (low, middle)
+    return low
 
 
 def _head() -> int:

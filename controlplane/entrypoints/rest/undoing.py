@@ -9,15 +9,16 @@ from rest_framework.request import Request
 
 from controlplane import bootstrap
 from controlplane.adapters.access import keys
+from controlplane.application.order import Order
 from controlplane.application.ports import RecordedEvent
-from controlplane.application.undo import Order, compensation
+from controlplane.application.undo import compensation
 from controlplane.domain import tenant
 from controlplane.domain.audit import cause_of_undo
 from controlplane.domain.decider import Command
 from controlplane.domain.errors import DomainError, NotFound
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.fields import MAX_POSITION
-from controlplane.entrypoints.rest.views.keys import check_regrant
+from controlplane.entrypoints.rest.granting import check_regrant
 from controlplane.entrypoints.rest.writing import Write, perform, replayed
 
 _RESOURCES: dict[type[Any], str] = {

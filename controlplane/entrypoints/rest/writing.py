@@ -26,6 +26,7 @@ from controlplane.application.ports import EventMeta, Idempotency, StoredRespons
 from controlplane.domain.audit import redacted
 from controlplane.domain.decider import Command, Decider
 from controlplane.domain.errors import VersionConflict
+from controlplane.entrypoints.rest import auditing
 from controlplane.entrypoints.rest.events import unrecorded
 from controlplane.entrypoints.rest.fields import Choice, Query, Reason
 from controlplane.entrypoints.rest.problems import Problem
@@ -45,13 +46,9 @@ class WriteQuery(Query):
 
 
 def meta_of(request: Request, reason: str = "") -> EventMeta:
-    """Who, from where, why; the request id correlates the events with the logs."""
-    return EventMeta(
-        actor=principal_in(request).actor,
-        correlation_id=request_id_of(request),
-        address=str(request.META.get("REMOTE_ADDR", "")),
-        reason=redacted(reason or reason_header(request)),
-    )
+    """Of the authenticated caller; ``reason`` empty: what the header says."""
+    why = redacted(reason or reason_header(request))
+    return auditing.meta(request, principal_in(request).actor, why)
 
 
 def reason_header(request: Request) -> str:
@@ -61,10 +58,6 @@ def reason_header(request: Request) -> str:
     if len(text) > MAX_REASON or _UNPRINTABLE.search(text):
         raise Problem(400, "invalid_reason", f"A reason is at most {MAX_REASON} characters.")
     return text
-
-
-def request_id_of(request: Request) -> str:
-    return str(getattr(request, "request_id", ""))
 
 
 def query_of(request: Request, serializer: type[Query]) -> dict[str, Any]:

@@ -1,22 +1,26 @@
 """Compile the C++ kernels once per machine, or say why not.
 
-The library is plain C behind ctypes, with no torch headers: it compiles in seconds instead of a
-minute and does not depend on torch's C++ version. It is kept in a cache folder under a name that
+The library is plain C behind ctypes, with no torch headers: it compiles in half a minute of one
+core and does not depend on torch's C++ version. It is kept in a cache folder under a name that
 is a hash of everything that decides its contents,
 
     ~/.cache/engine-kernels/decoder-3f9c2a41b0d7.so    sources + compiler version + CPU flags
 
 so a changed source, a new compiler or another processor on a shared home folder each get their
-own file, and nothing is ever overwritten. Two processes that compile at once write two temporary
-files and rename them to the same name.
+own file, and nothing is ever overwritten. Of several workers that start at once one compiles and
+the others wait for it: two on two cores would take twice as long. What a killed one has left is
+removed by the next.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +28,7 @@ SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
 COMPILERS = ("g++", "clang++", "c++")
 COMPILE_SECONDS = 120
+_UNFINISHED = "unfinished-"
 CACHE_VARIABLE = "ENGINE_KERNEL_CACHE"
 SWITCH_VARIABLE = "ENGINE_KERNELS"  # "torch" switches the kernels off
 
@@ -59,10 +64,22 @@ def _library(compiler: str) -> Path:
     try:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            _compile(compiler, path)
+            with _alone(folder):
+                if not path.exists():
+                    _compile(compiler, path)
     except (OSError, subprocess.SubprocessError) as error:
         raise KernelsUnavailable(f"{type(error).__name__}: {error}") from error
     return path
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Until nobody else compiles; the kernel gives a dead process's lock back."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
 
 
 def _key(compiler: str) -> str:
@@ -89,7 +106,7 @@ def _output(*command: str) -> bytes:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent) as folder:
         made = Path(folder) / path.name
         source = str(SOURCES / "decoder.cpp")
         command = [compiler, *FLAGS, "-o", str(made), source]

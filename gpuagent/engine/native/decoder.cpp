@@ -1,7 +1,7 @@
 // One step of a Llama-type decoder over paged keys and values, in a single call.
 //
-// The caller (decoder.py) owns all memory; the structs here are mirrored there. Phases of a layer,
-// each waiting for the one before:
+// The caller (executor.py) owns all memory; the structs here are mirrored in structs.py. Phases of a
+// layer, each waiting for the one before:
 //
 //     norm -> qkv -> rotate, store keys and values -> attention -> output -> norm -> gate, up
 //     -> [int8: quantise] -> down

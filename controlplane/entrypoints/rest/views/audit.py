@@ -23,7 +23,7 @@ from controlplane.entrypoints.rest.fields import Order, Query
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import audit as shapes
 from controlplane.entrypoints.rest.serializers.proof import SignedManifestSerializer
-from controlplane.entrypoints.rest.views.base import ApiView, page_link, tenant_filter
+from controlplane.entrypoints.rest.views.base import ApiView, cursor_page, tenant_filter
 from controlplane.entrypoints.rest.writing import body_of, query_of
 
 
@@ -34,12 +34,7 @@ class Events(ApiView):
     def get(self, request: Request) -> Response:
         query = query_of(request, shapes.EventQuery)
         results = ledger_reading.events(query, tenant_filter(request))
-        more = len(results) == query["limit"]
-        body = {
-            "next": page_link(request, after=results[-1]["position"] if more else None),
-            "previous": None,
-            "results": results,
-        }
+        body = cursor_page(request, query, results, "position")
         shown = ledger_reading.export_head("events")
         if "as_of" in query:
             shown = moments.position_of(query["as_of"])
@@ -73,12 +68,7 @@ class Audit(ApiView):
         query = query_of(request, shapes.AuditQuery)
         reached = reading.wait_for(query.get("min_position"))
         results = audit_reading.entries(query, tenant_filter(request))
-        more = len(results) == query["limit"]
-        body = {
-            "next": page_link(request, after=results[-1]["position"] if more else None),
-            "previous": None,
-            "results": results,
-        }
+        body = cursor_page(request, query, results, "position")
         return Response(body, headers={"X-Log-Position": str(reached)})
 
 
@@ -91,13 +81,7 @@ class Requests(ApiView):
         if "tenant" in query:
             require_reach(principal_in(request), query["tenant"])
         results = ledger_reading.requests(query, tenant_filter(request))
-        more = len(results) == query["limit"]
-        body = {
-            "next": page_link(request, after=results[-1]["id"] if more else None),
-            "previous": None,
-            "results": results,
-        }
-        return Response(body)
+        return Response(cursor_page(request, query, results, "id"))
 
 
 class InferenceRequest(ApiView):

@@ -85,6 +85,19 @@ def page_link(request: Request, **changes: int | None) -> str | None:
     return f"{request.path}?{urlencode({**request.query_params.dict(), **changes})}"
 
 
+def cursor_page(
+    request: Request,
+    query: dict[str, Any],
+    results: list[dict[str, Any]],
+    field: str,
+    parameter: str = "after",
+) -> dict[str, Any]:
+    """A page of what grows with the log: the next one begins beyond the last ``field`` here."""
+    is_full = len(results) >= query["limit"]
+    following = page_link(request, **{parameter: results[-1][field] if is_full else None})
+    return {"next": following, "previous": None, "results": results}
+
+
 def tenant_filter(request: Request) -> str | None:
     """The tenant whose rows alone exist for this caller; None: all."""
     return principal_in(request).tenant_id or None

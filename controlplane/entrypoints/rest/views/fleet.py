@@ -13,7 +13,7 @@ from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Query, ReasonOrder
 from controlplane.entrypoints.rest.serializers import fleet as shapes
 from controlplane.entrypoints.rest.serializers.common import ReadQuery
-from controlplane.entrypoints.rest.views.base import ApiView, page_link
+from controlplane.entrypoints.rest.views.base import ApiView, cursor_page
 from controlplane.entrypoints.rest.writing import Write, body_of, perform, query_of
 
 
@@ -80,12 +80,7 @@ class Decisions(ApiView):
         query = query_of(request, shapes.DecisionQuery)
         position = self.position(query)
         results = reading.decisions(query, position)
-        more = len(results) == query["limit"]
-        body = {
-            "next": page_link(request, before=results[-1]["position"] if more else None),
-            "previous": None,
-            "results": results,
-        }
+        body = cursor_page(request, query, results, "position", "before")
         return Response(body, headers={"X-Log-Position": str(position)})
 
 

@@ -9,13 +9,11 @@ from rest_framework.response import Response
 
 from controlplane.adapters.access import keys, tokens
 from controlplane.domain import tenant
-from controlplane.domain.errors import Forbidden
 from controlplane.domain.ids import KeyId, TenantId
-from controlplane.domain.policy import may_grant
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Order, ReasonOrder
-from controlplane.entrypoints.rest.identity import tenant_state
+from controlplane.entrypoints.rest.granting import check_grant, check_regrant
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import tenants as shapes
 from controlplane.entrypoints.rest.views.base import ApiView
@@ -47,7 +45,7 @@ class Keys(ApiView):
         require_reach(principal_in(request), tenant_id)
         body = body_of(request, shapes.KeyOrder)
         scopes = tuple(body.get("scopes") or ("inference",))
-        _check_grant(request, body["role"], scopes)
+        check_grant(request, body["role"], scopes)
         key_id, secret, full = tokens.new_key()
         command = tenant.IssueApiKey(
             TenantId(tenant_id),
@@ -149,19 +147,3 @@ def _with_secret(request: Request, order: Write, made: _Secret) -> HttpResponseB
     if handled.replayed:
         keys.forget_secret(made.secret_id)
     return receipt_response(order, handled, secret=made.full)
-
-
-def _check_grant(request: Request, role: str, scopes: tuple[str, ...]) -> None:
-    if not may_grant(principal_in(request), role, scopes):
-        raise Forbidden(
-            "forbidden_scope",
-            "Only an administrator issues keys with admin scopes or roles, and only who may read"
-            " text issues keys with text:read.",
-        )
-
-
-def check_regrant(request: Request, tenant_id: str, key_id: str) -> None:
-    """A new secret of a key is the key: whoever may not issue it may not have one of it."""
-    known = tenant_state(tenant_id).keys.live.get(key_id)
-    if known is not None:
-        _check_grant(request, known.role, known.scopes)

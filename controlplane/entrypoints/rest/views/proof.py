@@ -8,7 +8,7 @@ from controlplane.entrypoints.rest import proving
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.security import principal_in
 from controlplane.entrypoints.rest.serializers import proof as shapes
-from controlplane.entrypoints.rest.views.base import ApiView, page_link, tenant_filter
+from controlplane.entrypoints.rest.views.base import ApiView, cursor_page, tenant_filter
 from controlplane.entrypoints.rest.writing import query_of
 
 
@@ -23,13 +23,7 @@ class Checkpoints(ApiView):
     def get(self, request: Request) -> Response:
         query = query_of(request, shapes.CheckpointQuery)
         results = proving.checkpoints(query)
-        more = len(results) == query["limit"]
-        body = {
-            "next": page_link(request, after=results[-1]["size"] if more else None),
-            "previous": None,
-            "results": results,
-        }
-        return Response(body)
+        return Response(cursor_page(request, query, results, "size"))
 
 
 class SealingKeys(ApiView):

@@ -1,0 +1,100 @@
+"""One generation and everything it has produced, kept compactly so that it can be sent again.
+
+Token ids lie in one array and text in one buffer; of each delta only where it began and ended is
+kept. A struct per token would be a million objects for the garbage collector at 256 busy streams.
+What is sent again may be cut elsewhere, but never differs::
+
+    record   (0, [5, 9], "Hel")   (2, [7], "lo")   (3, [], "", stop)
+    kept     token_ids 5 9 7      text Hello       starts 0 2 3     ends 3 5 5
+    since(2)    (2, [7], "lo")   (3, [], "", stop)
+    since(0)    (0, [5, 9, 7], "Hello")   (3, [], "", stop)
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gpuagent.agent.metrics import Served
+from gpuagent.wire.messages import Delta, TokenLogprob
+
+RESEND_TOKENS = 256
+
+
+@dataclass(slots=True)
+class Generation:
+    """One accepted request and everything it has produced."""
+
+    request_id: str
+    gateway: str
+    replica_id: str
+    attempt: int
+    num_prompt_tokens: int
+    started_at: float
+    last_at: float = 0.0
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    text: bytearray = field(default_factory=bytearray)
+    starts: "array[int]" = field(default_factory=lambda: array("I"))  # token index of each delta
+    ends: "array[int]" = field(default_factory=lambda: array("Q"))  # length of text after it
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    terminal: Delta | None = None
+    lease_s: float = 0.0  # 0: none
+    served: Served | None = None  # None: it was refused and never reached an engine
+
+    def record(self, delta: Delta) -> None:
+        """Keep what ``delta`` adds."""
+        self.token_ids.extend(delta.token_ids)
+        self.text += delta.text.encode()
+        self.starts.append(delta.index)
+        self.ends.append(len(self.text))
+        if delta.logprobs:
+            self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason:
+            self.terminal = delta
+
+    def ending(self, reason: str, code: str = "", message: str = "") -> Delta:
+        """A terminal delta after what was produced so far."""
+        return Delta(
+            request_id=self.request_id,
+            index=len(self.token_ids),
+            token_ids=(),
+            text="",
+            finish_reason=reason,
+            error_code=code,
+            error_message=message,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=len(self.token_ids),
+        )
+
+    def since(self, index: int) -> Iterator[Delta]:
+        """Everything from token ``index`` on, in deltas of at most RESEND_TOKENS tokens."""
+        total = len(self.token_ids)
+        for start in range(min(index, total), max(total, 1), RESEND_TOKENS):
+            end = min(start + RESEND_TOKENS, total)
+            if start < end:
+                yield self._slice(start, end)
+        if self.terminal:
+            tail = self._text(total, total + 1) if index >= total else ""
+            yield msgspec.structs.replace(
+                self.terminal, index=total, token_ids=(), text=tail, logprobs=()
+            )
+
+    def _slice(self, start: int, end: int) -> Delta:
+        is_last = end == len(self.token_ids)
+        return Delta(
+            request_id=self.request_id,
+            index=start,
+            token_ids=tuple(self.token_ids[start:end]),
+            text=self._text(start, end + 1 if is_last else end),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=end,
+            logprobs=tuple(self.logprobs[start:end]),
+        )
+
+    def _text(self, start: int, end: int) -> str:
+        """Text of the deltas whose index is in [start, end)."""
+        first, last = bisect_left(self.starts, start), bisect_right(self.starts, end - 1)
+        begin = self.ends[first - 1] if first else 0
+        return self.text[begin : self.ends[last - 1] if last else 0].decode()
