@@ -20,6 +20,8 @@ WRITES: list[tuple[str, str, dict[str, Any]]] = [
     ("patch", "tenants/acme/", {"tier": "free"}),
     ("post", "tenants/acme/suspend/", {"reason": "x"}),
     ("post", "tenants/acme/resume/", {"reason": "x"}),
+    ("put", "tenants/acme/capture/", {"captures_text": True}),
+    ("post", "tenants/acme/erase-text/", {"reason": "x"}),
     ("put", "tenants/acme/budgets/b/", {"limit": "5"}),
     ("post", "tenants/acme/budgets/default/reset/", {"reason": "x"}),
     ("post", "tenants/acme/keys/", {"name": "ci"}),
@@ -38,6 +40,7 @@ WRITES: list[tuple[str, str, dict[str, Any]]] = [
     ("put", "routes/r/", {"arms": [ARM]}),
     ("post", "nodes/n1/drain/", {"reason": "x"}),
     ("post", "nodes/n1/undrain/", {"reason": "x"}),
+    ("put", "retention/text/", {"days": 7}),
     ("post", "apply/", {"models": []}),
 ]
 
