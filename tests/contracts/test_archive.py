@@ -205,7 +205,8 @@ def test_what_was_sealed_and_exported_as_request_2_still_verifies(
     """By a build that knows more columns; and it goes on from there in the new shape."""
     with monkeypatch.context() as before:
         before.setitem(NEWEST, REQUESTS, "request/2")  # type: ignore[arg-type]
-        before.delattr(RequestRecords, "attempts")  # a build of that day had none to export
+        # A build of that day had no attempts to export.
+        before.setattr(RequestRecords, "attempts", lambda self, after, upto: {})
         ledger = Ledger(durable, tmp_path)
         export = ExportJob(
             ledger.source, format_of(form, REQUESTS), Filters(), Folder(tmp_path / form)

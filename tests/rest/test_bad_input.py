@@ -120,7 +120,7 @@ def test_no_endpoint_takes_a_value_of_another_type(api: Api) -> None:
     for method, path, body in WRITES:
         for field, value in body.items():
             for wrong in ({"a": 1}, [[]], 1.5, True, "１２", None):
-                if type(wrong) is type(value) or (field, wrong) == ("tokens", None):
+                if type(wrong) is type(value) or (field, wrong) == ("days", None):
                     continue
                 code = problem(api.call(method, path, {**body, field: wrong}))
                 assert code in ("invalid_type", "invalid_budget", "null"), (path, field, wrong)
