@@ -7,8 +7,10 @@ import sys
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
-    from django.core.management import execute_from_command_line
-
+    try:
+        from django.core.management import execute_from_command_line
+    except ModuleNotFoundError:
+        sys.exit("Django is missing here: run .venv/bin/python manage.py; `make run` installs it.")
     execute_from_command_line(sys.argv)
 
 

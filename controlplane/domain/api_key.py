@@ -22,6 +22,7 @@ from controlplane.domain.ids import KeyId, TenantId
 from controlplane.domain.policy import ALL_SCOPES, ROLES
 
 MAX_OVERLAP_SECONDS = 366 * 86_400.0
+MAX_EXPIRY = 253_402_300_800.0  # the year 10000: no calendar shows what comes after it
 MAX_MODELS = 256
 
 
@@ -231,8 +232,9 @@ def _issue(keys: Keys, command: IssueApiKey) -> list[Event]:
         raise Invalid("invalid_scope", f"Scopes are some of {', '.join(ALL_SCOPES)}.", "scopes")
     if command.role not in ROLES:
         raise Invalid("invalid_role", f"role is one of {', '.join(ROLES)}.", "role")
-    if command.expires_at is not None and command.expires_at <= command.now:
-        raise Invalid("invalid_expiry", "A key must expire in the future.", "expires_at")
+    if command.expires_at is not None and not command.now < command.expires_at < MAX_EXPIRY:
+        text = "A key must expire in the future, and before the year 10000."
+        raise Invalid("invalid_expiry", text, "expires_at")
     if len(command.models) > MAX_MODELS:
         raise Invalid("too_many", f"At most {MAX_MODELS} models; none means all.", "models")
     return [

@@ -217,6 +217,7 @@ def _nucleus_bound(scores: Tensor, top_p: float) -> Tensor:
         before = (best - total).exp().cumsum(-1).roll(1)
         before[0] = 0.0
         is_inside = before < top_p
+        is_inside[0] = True  # also for a top_p that is 0 in float32
         if not is_inside[-1] or size == len(scores):
             break
     return best[is_inside][-1]

@@ -153,7 +153,7 @@ def test_a_key_needs_known_scopes_and_a_future() -> None:
     for scopes in ((), ("root",), ("inference", "root")):
         command = IssueApiKey(T, K, "k", "wxyz", scopes, None, 2.0)
         given(CREATED).when(command).then_refused("invalid_scope")
-    for expires_at in (1.0, 2.0, -1e308):
+    for expires_at in (1.0, 2.0, -1e308, 1e12, 1e308):
         command = IssueApiKey(T, K, "k", "wxyz", ("inference",), expires_at, 2.0)
         given(CREATED).when(command).then_refused("invalid_expiry")
 

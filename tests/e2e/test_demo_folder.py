@@ -1,19 +1,25 @@
 """What the demo keeps in its folder, without starting anything."""
 
+import io
 import os
 import socket
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from controlplane.entrypoints.processes.demo import (
     AlreadyRunning,
+    Demo,
+    Options,
     curl_line,
     kept_ports,
     locked,
     message_of,
 )
+from controlplane.entrypoints.processes.demo_seed import Secrets
+from tests.e2e.product import ROOT
 
 
 def test_one_folder_serves_one_demo(tmp_path):
@@ -54,6 +60,24 @@ def test_ports_stay_while_they_are_free(tmp_path):
     assert second["gateway"] == first["gateway"]
     assert second["web"] != first["web"]
     assert len(set(second.values())) == 3
+
+
+def test_the_greeting_breaks_no_path_into_lines(tmp_path):
+    written = io.StringIO()
+    folder = tmp_path / ("x" * 60)
+    folder.mkdir()
+    demo = Demo(Options(folder, "smollm2"), Console(file=written, width=80))
+    demo._greet(demo._ready_document(Secrets("key", "password", "token")), 1.0)
+    assert f"{folder / 'logs'}, " in written.getvalue()
+    assert f"{folder / 'ready.json'}." in written.getvalue()
+
+
+def test_without_django_the_command_line_says_what_to_run():
+    """As when somebody takes the system's Python: -S leaves out what is installed beside it."""
+    command = [sys.executable, "-S", "manage.py", "apply"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and ".venv/bin/python manage.py" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_why_there_is_no_token_yet_is_said_in_a_sentence():

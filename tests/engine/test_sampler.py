@@ -57,6 +57,11 @@ def test_top_p_leaves_the_smallest_set_that_reaches_p(logits):
     assert allowed(logits, top_p=0.7) == set(tokens[:size].tolist())
 
 
+@pytest.mark.parametrize("top_p", [5e-324, 1e-46, 1e-30])
+def test_however_small_top_p_is_the_best_is_left(logits, top_p):
+    assert allowed(logits, top_p=top_p) == {int(logits.argmax())}
+
+
 def test_a_nucleus_larger_than_the_first_look_is_found():
     flat = torch.zeros(5000)
     flat[7] = 1e-3

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,10 +148,20 @@ def test_half_open_connections_are_dropped(web: Web) -> None:
     began = time.monotonic()
     assert httpx.get(f"{web.url}/livez").status_code == 200
     assert time.monotonic() - began < 2
+    threading.Thread(target=_drip, args=(peers[:5],), daemon=True).start()
     for peer in peers:
         peer.settimeout(20)
         assert peer.recv(1) == b""
         peer.close()
+
+
+def _drip(peers: list[socket.socket]) -> None:
+    """A header a second: never silent, and never done."""
+    with contextlib.suppress(OSError):
+        while True:
+            for peer in peers:
+                peer.sendall(b"alhost\r\nX-A: b")
+            time.sleep(1)
 
 
 def test_a_listener_that_never_reads_costs_little_and_is_cut(web: Web, operator: str) -> None:

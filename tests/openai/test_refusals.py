@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from controlplane.application.refused import Refused
+from controlplane.entrypoints.openai.errors import status_of
 from tests.openai.stack import Stack
 from tests.openai.wire import CLIENT, HELLO, post
 
@@ -237,6 +239,11 @@ def test_an_unknown_model_and_a_foreign_one_look_the_same(stack: Stack, key: str
     ]
     assert [answer.status_code for answer in answers] == [404, 404]
     assert bodies[0] == bodies[1] and '"model_not_found"' in bodies[0]
+
+
+@pytest.mark.parametrize("code", ["engine_error", "numerical_error"])
+def test_what_fails_in_the_engine_is_not_the_clients_fault(code: str) -> None:
+    assert status_of(Refused(code, "The engine failed.")) == 500
 
 
 def test_a_known_model_that_is_not_ready_says_so(client: openai.OpenAI) -> None:

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from controlplane.entrypoints.rest import reading
 from tests.rest.conftest import Api
@@ -263,6 +264,7 @@ def test_a_catalog_file_with_one_mistake_changes_nothing(api: Api) -> None:
     head = api.get("status/").json()["head"]
     bomb = "a: &a [x]\nb: [*a, *a]\n"
     good = "- {name: good, source: 'simulated://x', gpu_memory: 1GiB}\n"
+    dangling = "- {name: r, arms: [{name: a, version_id: good@v2, weight: 1}]}"
     for text, code in (
         ("models: [", "invalid_yaml"),
         (bomb, "invalid_yaml"),
@@ -277,6 +279,8 @@ def test_a_catalog_file_with_one_mistake_changes_nothing(api: Api) -> None:
         (f"models:\n{good}- {{name: x, version: 1.0, source: 'simulated://x', gpu_memory: 1}}",
          "invalid_type"),
         (f"models:\n{good}routes: [{{name: r, arms: [{{name: a, version_id: x, weight: .nan}}]}}]",
+         "invalid_route"),
+        (f"models:\n{good}routes:\n{dangling}",
          "invalid_route"),
         ("models: !!python/object/apply:os.system ['true']", "invalid_yaml"),
         ("1: 2", "invalid_yaml"),
@@ -293,7 +297,9 @@ def test_a_catalog_file_with_one_mistake_changes_nothing(api: Api) -> None:
 
 
 def test_unknown_addresses_and_methods_are_problems_too(api: Api) -> None:
-    assert problem(api.get("nothing/"), 404) == "not_found"
+    stranger = Api(client=Client(enforce_csrf_checks=True))
+    for method in ("get", "post", "delete"):
+        assert problem(stranger.call(method, "nothing/", {}), 404) == "not_found"
     assert problem(api.call("post", "status/", {}), 405) == "method_not_allowed"
     assert problem(api.get("tenants/acme/", headers={"Host": "evil.example"}), 400) == "bad_host"
     assert api.get("status/", headers={"Accept": "text/html"}).status_code == 200

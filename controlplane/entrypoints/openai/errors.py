@@ -33,6 +33,7 @@ _STATUS = {
     "insufficient_quota": 429,
     "kv_capacity": 429,
     "internal_error": 500,
+    "engine_error": 500,
     "numerical_error": 500,
     "stream_corrupt": 500,
     "audit_unavailable": 503,

@@ -183,7 +183,8 @@ class Demo:
         say(f"  API        {ready['api_url']}/v1")
         say(f"  API key    {ready['api_key']}\n", highlight=False)
         say(curl_line(ready), highlight=False, soft_wrap=True, markup=False)
-        say(f"\n  Logs are in {self._dir / 'logs'}, this in {self.ready_file}.", highlight=False)
+        where = f"\n  Logs are in {self._dir / 'logs'}, all of this is in {self.ready_file}."
+        say(where, highlight=False, soft_wrap=True)
 
     def _ready_document(self, secrets: Secrets) -> dict[str, Any]:
         return {

@@ -18,12 +18,14 @@ import structlog
 from daphne.http_protocol import WebRequest
 from daphne.server import Server
 from daphne.ws_protocol import WebSocketProtocol
+from twisted.internet import reactor
 
 from controlplane.entrypoints.rest.edge import TOO_LARGE
 from controlplane.entrypoints.rest.parsing import MAX_BODY_BYTES
 from controlplane.entrypoints.rest.problems import PROBLEM_TYPE, problem_body
 
 HEADER_SECONDS = 10
+BODY_SECONDS = 30
 MAX_DISCARDED_BYTES = 16 * MAX_BODY_BYTES  # of a refused body, read so that the answer arrives
 MAX_UNSENT_BYTES = 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024
@@ -31,7 +33,11 @@ DRAIN_SECONDS = 5.0
 
 
 class CappedRequest(WebRequest):
-    """Answers 413 as soon as the head promises, or the body brings, more than a body may have."""
+    """Answers 413 as soon as the head promises, or the body brings, more than a body may have.
+
+    Twisted's own timeout begins anew with every byte: a head that comes a line a second would keep
+    its connection. Here head and body each have a deadline.
+    """
 
     _parsePOSTFormSubmission = False  # forms are not served; do not read them into memory
 
@@ -39,8 +45,13 @@ class CappedRequest(WebRequest):
         super().__init__(*args, **options)
         self._num_bytes = 0
         self._refused = False
+        clock: Any = reactor  # its interface is declared in a way that mypy cannot read
+        self._deadline = clock.callLater(HEADER_SECONDS, self.channel.loseConnection)
 
     def gotLength(self, length: int | None) -> None:
+        """The head is in."""
+        if self._deadline.active():
+            self._deadline.reset(BODY_SECONDS)
         super().gotLength(min(length or 0, MAX_BODY_BYTES))
         if length is not None and length > MAX_BODY_BYTES:
             self._refuse()
@@ -54,7 +65,16 @@ class CappedRequest(WebRequest):
         elif self._num_bytes > MAX_DISCARDED_BYTES:
             self.channel.loseConnection()
 
+    def connectionLost(self, reason: Any) -> None:
+        self._is_in()
+        super().connectionLost(reason)
+
+    def _is_in(self) -> None:
+        if self._deadline.active():
+            self._deadline.cancel()
+
     def process(self) -> Any:
+        self._is_in()
         return self.channel.loseConnection() if self._refused else super().process()
 
     def _refuse(self) -> None:

@@ -14,6 +14,7 @@ from controlplane.application.order import Order
 from controlplane.application.ports import EventMeta
 from controlplane.domain import model, route
 from controlplane.domain.decider import Decider, Event, fold
+from controlplane.domain.ids import version_id
 from controlplane.domain.policy import WRITE, allowed
 from controlplane.domain.tenant import SetBudget
 from controlplane.entrypoints.rest import reading
@@ -36,7 +37,25 @@ def planned(text: str) -> tuple[list[Order], list[list[Event]]]:
     events = catalog_file.preview(orders, state_of)
     for order in orders:
         reading.require_free_name(order.command)
+    _require_versions(orders, events)
     return orders, events
+
+
+def _require_versions(orders: list[Order], events: list[list[Event]]) -> None:
+    """Raise Invalid if an arm that changes names a version neither known nor of this file."""
+    new = {
+        version_id(order.command.name, order.command.spec.version)
+        for order in orders
+        if isinstance(order.command, model.AddVersion)
+    }
+    wanted = {
+        arm.version_id
+        for order, changes in zip(orders, events, strict=True)
+        if changes and isinstance(order.command, route.CreateRoute | route.ChangeArms)
+        for arm in order.command.arms
+    }
+    if wanted - new:
+        reading.require_versions(sorted(wanted - new))
 
 
 def apply(request: Request, query: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.views.decorators.http import require_safe
+from django.views.decorators.csrf import csrf_exempt
 
 from controlplane.entrypoints.rest.problems import django_problem
 from controlplane.entrypoints.rest.security import is_open
@@ -23,11 +23,13 @@ or point <code>ENGINE_FRONTEND_DIR</code> at a built one.</p>
 
 
 @is_open
-@require_safe
+@csrf_exempt  # it changes nothing, and who mistypes an address of the API shall read that
 def index(request: HttpRequest, path: str = "") -> HttpResponseBase:
     """The dashboard's page; it reads the rest of the address itself."""
     if path.startswith(("api/", "ws/", "v1/", "sso/", "static/", "assets/")):
         return not_found(request)
+    if request.method not in ("GET", "HEAD"):
+        return django_problem(405, "method_not_allowed", "This address is only read.", request)
     page = Path(settings.FRONTEND_DIR) / "index.html"
     if not page.is_file():
         return HttpResponse(_NOT_BUILT)

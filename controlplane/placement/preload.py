@@ -1,0 +1,85 @@
+"""Which models to load ahead of their requests, and which to let go for them.
+
+A model that is absent but likelier to be asked for than what would have to leave is loaded, and the
+likeliest to stay idle leave for it. ``MARGIN`` keeps two models of nearly one rate from pushing
+each other out again and again: a load costs bandwidth, and seconds until the model is ready.
+
+Worked example, room for 10, a and b resident, c absent, margin 1.05::
+
+    model   size   rate
+    a       6      0.5
+    b       4      0.1      the idlest: leaves first
+    c       4      0.4      0.4 > 1.05 · 0.1: load c, evict b
+    c       5      0.4      b's 4 are not enough, a would go too: 0.4 < 1.05 · 0.6, nothing moves
+
+What is busy is never evicted. Rates only rank (``demand``); sizes and room are in one unit.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+MARGIN = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Load ``model``; ``evicted`` leave for it, the idlest first."""
+
+    model: str
+    evicted: tuple[str, ...]
+    rate: float
+    evicted_rate: float
+
+    @property
+    def reason(self) -> str:
+        for_it = f", in the place of {', '.join(self.evicted)} " if self.evicted else " "
+        return (
+            f"{self.model} is expected to be asked for sooner ({self.rate:.2g} a minute){for_it}"
+            f"({self.evicted_rate:.2g} a minute)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is resident in ``room``; ``sizes`` of every model, resident or not."""
+
+    room: float
+    sizes: Mapping[str, float]
+    resident: Collection[str]
+    busy: Collection[str] = ()
+
+    @property
+    def free(self) -> float:
+        return self.room - sum(self.sizes[model] for model in self.resident)
+
+
+def victims(memory: Memory, model: str, keep: Mapping[str, float]) -> tuple[str, ...] | None:
+    """Who leaves so that ``model`` fits, least to ``keep`` first; None if not even all that are
+    idle make room."""
+    missing = memory.sizes[model] - memory.free
+    leaving: list[str] = []
+    idle = [one for one in memory.resident if one not in memory.busy]
+    for candidate in sorted(idle, key=lambda one: (keep.get(one, 0.0), one)):
+        if missing <= 0:
+            break
+        leaving.append(candidate)
+        missing -= memory.sizes[candidate]
+    return tuple(leaving) if missing <= 0 else None
+
+
+def swaps(memory: Memory, rates: Mapping[str, float], margin: float = MARGIN) -> Iterator[Swap]:
+    """The loads that pay, best first; ``memory`` as it is when the first of them is asked for."""
+    resident = set(memory.resident)
+    absent = [model for model, rate in rates.items() if rate > 0 and model not in resident]
+    for model in sorted(absent, key=lambda one: (-rates[one], one)):
+        now = Memory(memory.room, memory.sizes, resident, memory.busy)
+        leaving = victims(now, model, rates)
+        if leaving is None:
+            continue
+        lost = sum(max(0.0, rates.get(one, 0.0)) for one in leaving)
+        if rates[model] <= margin * lost:
+            if len(leaving) == 1:  # no later one, asked for less, can pay either
+                return
+            continue
+        resident = (resident - set(leaving)) | {model}
+        yield Swap(model, leaving, rates[model], lost)
