@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from django.conf import settings
 from django.db import DatabaseError
 
+from controlplane.adapters.access import text_keys
 from controlplane.adapters.access.issuers import read_issuers
 from controlplane.adapters.access.jwt_tokens import JwtVerifier
 from controlplane.adapters.checkpoint_file import CheckpointFiles
 from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
+from controlplane.adapters.export.destinations import destination_of
+from controlplane.adapters.export.formats import format_of
 from controlplane.adapters.ledger.reconcile import StandingCheck
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import file_findings, usage_findings
 from controlplane.adapters.ledger.store import LedgerStore
+from controlplane.adapters.ledger.texts import TextStore, text_findings
 from controlplane.adapters.natsbus.checkpoints import CheckpointStream
 from controlplane.adapters.natsbus.connection import connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
@@ -24,6 +28,8 @@ from controlplane.adapters.private_files import kept_private
 from controlplane.adapters.readmodel.fleet_folding import FleetFolding
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.adapters.readmodel.timeline import RowsFolding, Timeline
+from controlplane.application import erase
+from controlplane.application.archive import Archived, archive
 from controlplane.application.check import Checked, Copies, StoredLog, check_everything
 from controlplane.application.export_scan import Source
 from controlplane.application.exports import ExportError
@@ -32,9 +38,11 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.notes import PublicKey, Signer
 from controlplane.application.ports import Clock, EventStore, StoreUnavailable
-from controlplane.application.records import LOGS
+from controlplane.application.records import LOGS, REQUESTS
+from controlplane.application.retain import MAX_SEGMENTS, Retention, Upkeep
 from controlplane.application.seal import EventRecords, Sealer
 from controlplane.projections.fold import Folder
+from controlplane.verify import verify_export
 
 
 @cache
@@ -100,7 +108,7 @@ def check_store(keys: Sequence[PublicKey] = (), elsewhere: Copies | None = None)
         trusted,
         copies,
         unreadable=(StoreUnavailable, DatabaseError, UnicodeError),
-        also=[usage_findings, file_findings],
+        also=[text_findings, usage_findings, file_findings],
     )
 
 
@@ -113,6 +121,39 @@ def sealer(successor: Signer | None = None) -> Sealer:
 @cache
 def command_handler() -> CommandHandler:
     return CommandHandler(event_store(), clock())
+
+
+def finish_erasure(tenant_id: str) -> int:
+    """Destroy the tenant's text keys that the log says are erased; how many there were."""
+    return erase.finish(command_handler(), text_keys, clock(), tenant_id)
+
+
+def archive_into(
+    place: str, before: float, most: int = 1_000, form: str = "jsonl"
+) -> Archived | None:
+    """Move out requests sealed before that time into a folder, or bucket, below ``place``."""
+    keys = [signer().public]
+    return archive(
+        export_source(REQUESTS),
+        seal_store(),
+        format_of(form, REQUESTS),
+        lambda name: destination_of(f"{place.rstrip('/')}/{name}"),
+        lambda folder: verify_export(folder, keys),
+        before,
+        most,
+    )
+
+
+def retention() -> Retention:
+    """For one thread. Requests stay where there is no place for their archive."""
+    place: str = settings.ENV.archive
+    into = partial(archive_into, place, most=MAX_SEGMENTS) if place else None
+    return Retention(command_handler(), clock(), seal_store(), TextStore(), into)
+
+
+def upkeep() -> Upkeep:
+    """For one thread of the controller."""
+    return Upkeep(retention(), lambda: erase.finish_all(command_handler(), text_keys, clock()))
 
 
 @cache

@@ -34,6 +34,8 @@ from controlplane.application.exports import (
     Part,
     Row,
     RowMaker,
+    attempts_name,
+    read_attempts,
     read_manifest,
 )
 from controlplane.application.merkle import Frontier
@@ -58,8 +60,10 @@ def verify_export(folder: Path, keys: Sequence[PublicKey]) -> Verified:
     _files(folder, manifest)
     rows = _Rows(manifest, keys, _text(folder, CHECKPOINTS))
     form = format_of(manifest.format, manifest.log, manifest.formula_safe)
-    for part in manifest.parts:
+    for number, part in enumerate(manifest.parts, 1):
+        rows.beside(_attempts(folder, manifest, number))
         _part(folder, part, form, rows)
+        rows.nothing_beside()
     sealed = rows.end()
     return Verified(manifest, sealed, time.perf_counter() - began)
 
@@ -95,6 +99,18 @@ def _files(folder: Path, manifest: Manifest) -> None:
 def _text(folder: Path, name: str) -> str:
     path = folder / name
     return path.read_bytes().decode(errors="replace") if path.is_file() else ""
+
+
+def _attempts(folder: Path, manifest: Manifest, number: int) -> dict[int, str] | None:
+    """The hashes of the attempts that lie beside a part; None for an export made without them."""
+    name = attempts_name(number)
+    if name not in (file.name for file in manifest.files):
+        return None
+    try:
+        return read_attempts((folder / name).read_bytes())
+    except ValueError as error:
+        detail = f"{name} cannot be read: {error}"
+        raise Damaged(Finding(manifest.log, 0, "", "file", detail)) from error
 
 
 def _part(folder: Path, part: Part, form: Format, rows: "_Rows") -> None:
@@ -148,6 +164,7 @@ class _Rows:
         self._position, self._seen = manifest.filters.after, 0
         self._whole, self._is_events = manifest.filters.whole, manifest.log == EVENTS
         self._leaves: list[bytes] = []  # checked, and not in the trees yet
+        self._attempts: dict[int, str] | None = None
         start = manifest.start
         self._log: Frontier | None = None
         self._chain = b""
@@ -173,10 +190,22 @@ class _Rows:
             raise self.damaged("leaf", "changed: its fields do not give its leaf", row)
         if self._is_events:
             self._linked(row, columns)
+        elif self._attempts is not None and self._attempts.pop(position, "") != columns[-1]:
+            raise self.damaged("leaf", "its attempts are not those of the export", row)
         self.number, self._position = number, position
         self._leaves.append(leaf)
         if len(self._leaves) == self._until:
             self.flush()
+
+    def beside(self, attempts: dict[int, str] | None) -> None:
+        """What lies beside the part that comes now: each request's hash of its attempts."""
+        self._attempts = attempts
+
+    def nothing_beside(self) -> None:
+        """The part is over, and no attempts are left of requests that it does not have."""
+        for position in sorted(self._attempts or ()):
+            detail = f"inserted: attempts of {position}, which is not in its part"
+            raise Damaged(Finding(self.manifest.log, position, "", "row", detail))
 
     def flush(self) -> None:
         """Put what was checked into the trees; raises Damaged at a checkpoint with another root."""

@@ -1,7 +1,8 @@
 """Retention of the ledger: old segments go into an archive, and only then leave the database.
 
-Requests alone: the event log is what everything is rebuilt from, and is kept. A worked example,
-with segments of 1 to 1,000 and 1,001 to 1,800 older than what is to be kept::
+Requests alone, with their attempts: the event log is what everything is rebuilt from, and is kept.
+Captured text goes into no archive. A worked example, with segments of 1 to 1,000 and 1,001 to
+1,800 older than what is to be kept::
 
     export     positions 1 to 1,800 into requests-from-1/, signed as any export
     verify     read back from there with the public key: every leaf, the log's own checkpoints
@@ -32,6 +33,7 @@ from controlplane.application.exports import (
     Format,
     SignedManifest,
 )
+from controlplane.application.failpoints import passing
 from controlplane.application.notes import Signer, sign
 from controlplane.application.proving import mark_text
 from controlplane.application.seal import Sealed
@@ -69,14 +71,16 @@ def archive(
     place: Callable[[str], Destination],
     verify: Callable[[Path], object],
     before: float,
+    most: int = 1_000,
 ) -> Archived | None:
-    """Move out every whole segment sealed before that time (Unix seconds); None if there is none.
+    """Move out the oldest whole segments sealed before that time (Unix seconds), at most ``most``;
+    None if there is none.
 
     ``place(name)`` is the archive of that name; ``verify`` raises for a folder that is not a whole
     export. A checkpoint is younger than its records, so what is moved is old enough.
     """
     due: list[Sealed] = []
-    for sealed in rows.oldest(source.log):
+    for sealed in rows.oldest(source.log)[:most]:
         if sealed.checkpoint.at >= before:
             break
         due.append(sealed)
@@ -87,7 +91,9 @@ def archive(
     where = place(name)
     for _ in ExportJob(source, form, Filters(after=first - 1), where).run(upto):
         pass
+    passing("retain.archived")
     _read_back(where, verify)
+    passing("retain.verified")
     moved = sum(
         rows.move_out(one, archive_mark(one.checkpoint, name, source.signer)) for one in due
     )

@@ -1,5 +1,9 @@
 """Makes an export: reads the log in order, writes parts, and signs the manifest after each.
 
+Beside each part of an export without filters lie the attempts of its requests, a request a line::
+
+    attempts-00001.jsonl    [12,[["req-9f…",0,1,"n1","r1","ok","",0,8,0.5,1700000000.1,200.0]]]
+
 What it reads it also checks. A record whose leaf is not the one in the sealed tree, or a chain that
 does not hold, ends the export with IntegrityError: nothing damaged leaves with a good signature.
 """
@@ -9,7 +13,13 @@ from hashlib import sha256
 
 import msgspec
 
-from controlplane.application.export_scan import Scan, Source, chain_at, start_of
+from controlplane.application.export_scan import (
+    Scan,
+    Source,
+    WithAttempts,
+    chain_at,
+    start_of,
+)
 from controlplane.application.exports import (
     CHECKPOINTS,
     KEYS,
@@ -25,6 +35,8 @@ from controlplane.application.exports import (
     Manifest,
     Part,
     SignedManifest,
+    attempts_bytes,
+    attempts_name,
     manifest_bytes,
     read_manifest,
 )
@@ -83,11 +95,32 @@ class ExportJob:
         digest = sha256(content).hexdigest()
         part = Part(name, count, first_row, first, last, len(content), digest)
         self._destination.put(name, content)
-        self._write(self._progress(scan, upto, tree, (part,)))
+        beside = self._attempts(len(self.manifest.parts) + 1, first, last)
+        self._write(self._progress(scan, upto, tree, (part,), beside))
         return part
 
-    def _progress(self, scan: Scan, upto: int, tree: Frontier, parts: tuple[Part, ...]) -> Manifest:
+    def _attempts(self, number: int, first: int, last: int) -> tuple[File, ...]:
+        """The attempts of a part's requests, in a file beside it; none where there are none."""
+        if not isinstance(self._source.records, WithAttempts) or not self._filters.whole:
+            return ()
+        found = self._source.records.attempts(first - 1, last)
+        if not found:
+            return ()
+        content = attempts_bytes(found)
+        name = attempts_name(number)
+        self._destination.put(name, content)
+        return (File(name, sha256(content).hexdigest()),)
+
+    def _progress(
+        self,
+        scan: Scan,
+        upto: int,
+        tree: Frontier,
+        parts: tuple[Part, ...],
+        beside: tuple[File, ...] = (),
+    ) -> Manifest:
         before = self.manifest
+        kept = [one for one in before.files if one.name not in (CHECKPOINTS, KEYS)]
         first = before.first_position or (parts[0].first_position if parts else 0)
         return msgspec.structs.replace(
             before,
@@ -100,7 +133,7 @@ class ExportJob:
             root=tree.root().hex(),
             peaks=tuple(peak.hex() for peak in tree.peaks),
             parts=before.parts + parts,
-            files=self._companions(scan.position),
+            files=(*self._companions(scan.position), *kept, *beside),
         )
 
     def _companions(self, upto: int) -> tuple[File, ...]:

@@ -1,8 +1,8 @@
 """What an export reads: the log in order, as rows, checked against the sealed tree on the way."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from controlplane.application.chain import GENESIS, follow_columns
 from controlplane.application.exports import Filters, Row, RowMaker, Start
@@ -13,6 +13,14 @@ from controlplane.application.seal import Records, Sealed, SealStore, frontier_o
 from controlplane.application.tiles import HASH_BYTES, WIDTH
 
 _READ = 1_000
+
+
+@runtime_checkable
+class WithAttempts(Protocol):
+    """Records that have attempts beside them."""
+
+    def attempts(self, after: int, upto: int) -> Mapping[int, Sequence[Any]]:
+        """By position, each as ``records.ATTEMPT_FIELDS`` has it."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ are recomputed from the rows.
 """
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Protocol
 
@@ -24,9 +24,12 @@ from controlplane.application.merkle import Frontier
 from controlplane.application.notes import NoteError, PublicKey, parse_note
 from controlplane.application.records import (
     EVENTS,
+    FIELDS,
     LOGS,
     NEWEST,
     Field,
+    attempts_hash,
+    belongs,
     fields_of,
     leaf_function,
     names,
@@ -182,11 +185,32 @@ _OWN: tuple[Field, ...] = (("row", "int"), ("shape", "text"))
 POSITION = len(_OWN)
 
 
-def row_fields(log: str) -> tuple[Field, ...]:
+def row_fields(log: str, newest: str = "") -> tuple[Field, ...]:
     """A row's columns: its number, its shape, every column of the newest shape, the chain's hash
-    (events of a whole export; hex) and the leaf hash (hex)."""
+    (events of a whole export; hex) and the leaf hash (hex). ``newest``: as it was written when
+    that was the newest shape."""
     chained: tuple[Field, ...] = (("hash", "text?"),) if log == EVENTS else ()
-    return (*_OWN, *fields_of(NEWEST[log]), *chained, ("leaf", "text"))
+    return (*_OWN, *fields_of(newest or NEWEST[log]), *chained, ("leaf", "text"))
+
+
+def shapes_of(log: str) -> list[str]:
+    """The log's shapes up to the newest, that one first: an export keeps the columns of its day."""
+    newest = _number(NEWEST[log])
+    known = [shape for shape in FIELDS if belongs(shape, log) and _number(shape) <= newest]
+    return sorted(known, key=_number, reverse=True)
+
+
+def _number(shape: str) -> int:
+    return int(shape.partition("/")[2])
+
+
+_BLANKS: Mapping[str, Any] = {"int": 0, "text": ""}
+
+
+def widened(row: Row, log: str, shape: str) -> Row:
+    """A row that was written when ``shape`` was the newest, with the columns that came later."""
+    later = fields_of(NEWEST[log])[len(fields_of(shape)) :]
+    return (*row[:-1], *(_BLANKS[kind] for _, kind in later), row[-1]) if later else row
 
 
 class RowMaker:
@@ -214,6 +238,30 @@ class RowMaker:
 
     def columns(self, row: Row) -> Row:
         return row[POSITION : POSITION + self._width]
+
+
+# --- what lies beside a part ------------------------------------------------------------------
+def attempts_name(part: int) -> str:
+    return f"attempts-{part:05d}.jsonl"
+
+
+def attempts_bytes(found: Mapping[int, Sequence[Any]]) -> bytes:
+    """A request a line, with its position."""
+    return msgspec.json.Encoder().encode_lines(sorted(found.items()))
+
+
+def read_attempts(content: bytes) -> dict[int, str]:
+    """The hash of each request's attempts by position; raises ValueError where it is no such file.
+
+    Numbers are read as their fields have them: JSON writes the float 200.0 as such.
+    """
+    try:
+        lines: list[tuple[int, list[Any]]] = msgspec.json.Decoder(
+            tuple[int, list[Any]]
+        ).decode_lines(content)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ValueError(str(error)) from error
+    return {position: attempts_hash(rows) for position, rows in lines}
 
 
 class Format(Protocol):

@@ -49,6 +49,7 @@ FAILPOINTS = (
     "settle.positions",
     "settle.rows",
     "settle.usage",
+    "settle.text",
     "admit.checked",
     "admit.rows",
     "ledger.applied",
@@ -61,6 +62,16 @@ FAILPOINTS = (
     "reap.found",
     "reap.forgotten",
     "reap.closed",
+    # a tenant's text is erased: the event, then the key
+    "erase.recorded",
+    "erase.destroyed",
+    # what is old enough: into an archive, read back, out of here, noted
+    "retain.archived",
+    "retain.verified",
+    "retain.marked",
+    "retain.moved",
+    "retain.noted",
+    "retain.text",
 )
 
 _armed: str | None = None

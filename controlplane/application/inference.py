@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from controlplane.application.capture import Capture
 from controlplane.domain.money import Price
 
 
@@ -136,6 +137,7 @@ class Job:
     began: float  # monotonic seconds
     weight: float = 1.0
     priority: str = "normal"
+    capture: Capture | None = None  # of a tenant that opted in
     limits: Any = None
     num_prompt_tokens: int = field(init=False)
     max_output_tokens: int = field(init=False)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from controlplane.application.capture import EncryptedText
 from controlplane.domain.budget import Budget, amount_in
 from controlplane.domain.decider import Event
 from controlplane.domain.money import Price
@@ -242,6 +243,7 @@ class Terminal:
     at: float
     attempts: int = 1
     tries: tuple[Attempt, ...] = ()
+    text: EncryptedText | None = None  # of a tenant that opted in
 
 
 class BudgetExceeded(Exception):

@@ -28,7 +28,8 @@ from controlplane.application.tiles import HASH_BYTES, WIDTH, ReadTile, Tile, Ti
 @dataclass(frozen=True)
 class Finding:
     """The first thing that is wrong. ``check``: position | chain | leaf | root | tile | checkpoint
-    | signature | copy | head | usage | row | file | manifest. ``record_id`` may be unknown."""
+    | signature | copy | head | usage | text | row | file | manifest. ``record_id`` may be
+    unknown."""
 
     log: str
     position: int

@@ -10,6 +10,13 @@ An event's two lines are those of the hash chain (``chain``). A request is its l
 once it has ended. A column that is added later makes a new shape, ``request/2``; what was sealed
 as ``request/1`` keeps that shape, since the checkpoint of its segment names it. The golden files
 in ``tests/proof`` hold one record of each shape. Prices are picodollars (``domain.money``).
+
+Since ``request/3`` a leaf also covers what lies beside the row: ``text_hash`` is the hash of the
+request's encrypted text, empty where none was captured (``capture``); ``attempts_hash`` is that of
+its attempts, computed from their rows whenever the record is read, so it costs a request nothing::
+
+    attempts/1
+    [["req-9f…",0,1,"n1","r1","error","node_lost",0,0,null,1700000000.1,200.0],["req-9f…",0,2,…]]
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,12 +85,29 @@ _REQUEST_1: tuple[Field, ...] = (
 )
 # A price is reserved too, and the user is kept whom the request named.
 _REQUEST_2 = (*_REQUEST_1, ("reserved_price", "int"), ("end_user", "text"))
+# What lies beside it is covered too: its encrypted text and its attempts, by their hashes.
+_REQUEST_3 = (*_REQUEST_2, ("text_hash", "text"), ("attempts_hash", "text"))
 FIELDS: Mapping[str, tuple[Field, ...]] = {
     "event/1": EVENT_FIELDS,
     "request/1": _REQUEST_1,
     "request/2": _REQUEST_2,
+    "request/3": _REQUEST_3,
 }
-NEWEST: Mapping[str, str] = {EVENTS: "event/1", REQUESTS: "request/2"}
+ATTEMPT_FIELDS: tuple[Field, ...] = (
+    ("request_id", "text"),
+    ("choice", "int"),
+    ("attempt", "int"),
+    ("node_id", "text"),
+    ("replica_id", "text"),
+    ("outcome", "text"),
+    ("error_code", "text"),
+    ("num_cached_tokens", "int"),
+    ("num_output_tokens", "int"),
+    ("queue_ms", "float?"),
+    ("started_at", "float"),
+    ("duration_ms", "float"),
+)
+NEWEST: Mapping[str, str] = {EVENTS: "event/1", REQUESTS: "request/3"}
 _SHAPES = {EVENTS: "event/", REQUESTS: "request/"}
 
 _encode = msgspec.json.Encoder().encode
@@ -161,6 +185,24 @@ def request_leaf(shape: str) -> Callable[[Sequence[Any]], bytes]:
         return sha256(prefix + _encode(columns)).digest()
 
     return leaf
+
+
+_attempt_kinds = _Kinds(ATTEMPT_FIELDS)
+
+
+def attempts_hash(rows: Sequence[Sequence[Any]]) -> str:
+    """SHA-256 (hex) over a request's attempts, by choice and attempt; empty if it has none.
+
+    A field of a wrong kind gives what is no hash, so that the request's leaf is not the sealed one.
+    """
+    if not rows:
+        return ""
+    try:
+        for row in rows:
+            _attempt_kinds.check(row)
+    except TypeError as error:
+        return f"an attempt's {error}"
+    return sha256(b"attempts/1\n" + _encode(rows)).hexdigest()
 
 
 def leaf_function(shape: str) -> Callable[[Any], bytes]:

@@ -27,6 +27,7 @@ import msgspec
 
 from controlplane.application.attempts import attempts_of
 from controlplane.application.call import QUEUE_FULL, Call, Part
+from controlplane.application.capture import keep
 from controlplane.application.inference import (
     Generator,
     Job,
@@ -143,7 +144,8 @@ class Serving:
         )
         self.num_local[target.replica_id] += 1
         try:
-            await self.generator.generate(target.node_id, order, partial(call.receive, part))
+            receive = keep(job.capture, call.receive) if job.capture else call.receive
+            await self.generator.generate(target.node_id, order, partial(receive, part))
         except BaseException:
             self.left(part)
             part.note("error", "not_sent", self.monotonic())
@@ -297,6 +299,7 @@ def _terminal_of(call: Call, at: float, now: float) -> Terminal:
         at=at,
         attempts=max(part.attempt for part in parts),
         tries=attempts_of(parts, at, now),
+        text=job.capture.encrypted(job.tenant_id, job.request_id) if job.capture else None,
     )
 
 

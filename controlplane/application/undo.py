@@ -23,7 +23,7 @@ from typing import Any
 
 from controlplane.application.order import Order
 from controlplane.application.ports import RecordedEvent
-from controlplane.domain import model, node, route, tenant
+from controlplane.domain import model, node, retention, route, tenant
 from controlplane.domain.audit import undone_position
 from controlplane.domain.budget import period_start
 from controlplane.domain.decider import Command, Decider, Event, fold
@@ -184,6 +184,15 @@ _TENANT_RULES: dict[type[Event], _Rule] = {
         lambda c: tenant.ResumeApiKey(c.event.tenant_id, c.event.key_id, c.now),
     ),
     tenant.ApiKeyResumed: _Rule(_per("key pause", "key_id"), _suspend_key_again),
+    tenant.TenantCaptureStarted: _Rule(
+        _fixed("capture"), lambda c: tenant.StopCapture(c.event.tenant_id, c.now)
+    ),
+    tenant.TenantCaptureStopped: _Rule(
+        _fixed("capture"), lambda c: tenant.StartCapture(c.event.tenant_id, c.now)
+    ),
+    tenant.TenantTextErased: _Rule(
+        _fixed("text"), "The key of that text is destroyed; nothing can read it any more."
+    ),
 }
 _MODEL_RULES: dict[type[Event], _Rule] = {
     model.ModelRegistered: _Rule(
@@ -226,10 +235,20 @@ _NODE_RULES: dict[type[Event], _Rule] = {
     ),
     node.NodeDrainEnded: _Rule(_fixed("drain"), _resume_drain),
 }
-RULES = _TENANT_RULES | _MODEL_RULES | _ROUTE_RULES | _NODE_RULES
+_RETENTION_RULES: dict[type[Event], _Rule] = {
+    retention.RetentionSet: _Rule(
+        _fixed("days"),
+        lambda c: retention.SetRetention(c.event.kind, c.event.days_before, c.now),
+    ),
+    retention.SegmentRemoved: _Rule(
+        _per("segment", "first"), "Its records lie in the archive, and are not put back."
+    ),
+}
+RULES = _TENANT_RULES | _MODEL_RULES | _ROUTE_RULES | _NODE_RULES | _RETENTION_RULES
 _DECIDERS: tuple[Decider[Any], ...] = (
     tenant.DECIDER,
     model.DECIDER,
     route.DECIDER,
     node.DECIDER,
+    retention.DECIDER,
 )

@@ -52,6 +52,10 @@ class Environment(BaseSettings):
     sealing_key: Path | None = Field(
         default=None, description="File with the key that signs checkpoints; empty: in data_dir."
     )
+    archive: str = Field(
+        default="",
+        description="Where old requests go before they leave: a folder, s3://…; empty: they stay.",
+    )
     limits_fallback: Literal["local", "refuse"] = Field(
         default="local",
         description="Without Redis: each gateway limits by itself, or requests are refused.",

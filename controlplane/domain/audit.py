@@ -1,8 +1,8 @@
 """What is recorded for the audit alone, and changes no aggregate.
 
 Stream ``refusals``: an order that was not carried out is a fact too. Stream ``access``: who was
-given a login, and who used one. Stream ``limits``: when rates were not shared by all gateways. No
-password, token or key is ever in any of them.
+given a login, who used one, and who read a captured text. Stream ``limits``: when rates were not
+shared by all gateways. No password, token or key is ever in any of them.
 """
 
 import re
@@ -65,7 +65,17 @@ class LimitsShared(Event, frozen=True, tag_field="type", tag="LimitsShared"):
     at: float
 
 
-AuditEvent = CommandRefused | DashboardUserSaved | SignedIn | LimitsUnshared | LimitsShared
+class TextRead(Event, frozen=True, tag_field="type", tag="TextRead"):
+    """Somebody read what a request of the tenant asked and was answered; in no case the text."""
+
+    tenant_id: str
+    request_id: str
+    at: float
+
+
+AuditEvent = (
+    CommandRefused | DashboardUserSaved | SignedIn | LimitsUnshared | LimitsShared | TextRead
+)
 
 
 _SECRET = re.compile(

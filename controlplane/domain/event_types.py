@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from controlplane.domain import audit, model, node, placement, route, tenant
+from controlplane.domain import audit, model, node, placement, retention, route, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.upcasters import lift
 
@@ -30,6 +30,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         node.NodeEvent,
         placement.PlacementEvent,
         audit.AuditEvent,
+        retention.RetentionEvent,
     )
     for kind in _members(union)
 }

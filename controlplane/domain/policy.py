@@ -18,6 +18,9 @@ So a key of tenant ``acme`` with role ``admin`` and scope ``admin:write`` may is
     allowed(key, USE, "model")  # True
     allowed(key, READ, "request")  # False: that is what admin:read is for
 
+Captured text has a scope of its own, ``text:read``: an administrator's key reads it only if it was
+issued with that.
+
 **use** is to run inference with a model; which models is said by each model's own access policy.
 """
 
@@ -28,7 +31,9 @@ from typing import NamedTuple
 READ, WRITE, USE = "read", "write", "use"
 ACTIONS = (READ, WRITE, USE)
 ROLES = ("admin", "operator", "auditor", "developer", "viewer")
-ALL_SCOPES = ("inference", "admin:read", "admin:write")
+GENERAL_SCOPES = ("inference", "admin:read", "admin:write")
+READ_TEXT = "text:read"  # no other scope opens captured text, and no token has it unasked
+ALL_SCOPES = (*GENERAL_SCOPES, READ_TEXT)
 
 # Letters are the actions' first ones: read, write, use. The last column is what may be done within
 # one tenant at most, by whoever is confined to it.
@@ -50,6 +55,8 @@ _TABLE: dict[str, tuple[str, str, str, str, str, str]] = {
     "audit":     ("r",   "r",     "r",    "",       "",     "r"),
     "request":   ("r",   "r",     "r",    "r",      "",     "r"),
     "usage":     ("r",   "r",     "r",    "r",      "",     "r"),
+    "text":      ("rw",  "",      "",     "",       "",     "rw"),
+    "retention": ("rw",  "r",     "r",    "",       "",     ""),
     "export":    ("r",   "r",     "r",    "",       "",     "r"),
     "checkpoint": ("r",  "r",     "r",    "r",      "r",    "r"),
     "verification": ("rw", "rw",  "r",    "",       "",     ""),
@@ -58,6 +65,7 @@ _TABLE: dict[str, tuple[str, str, str, str, str, str]] = {
 RESOURCES = tuple(_TABLE)
 _LETTERS = {"r": READ, "w": WRITE, "u": USE}
 _OF_SCOPE = {"inference": {USE}, "admin:read": {READ}, "admin:write": {READ, WRITE}}
+_OF_SCOPE_FOR_TEXT = {READ_TEXT: {READ}, "admin:write": {WRITE}}
 
 
 class Rule(NamedTuple):
@@ -93,7 +101,8 @@ class Principal:
 
 def allowed(principal: Principal, action: str, resource: str) -> bool:
     """May ``principal`` do ``action`` on ``resource``? Unknown means no."""
-    if not any(action in _OF_SCOPE.get(scope, ()) for scope in principal.scopes):
+    opens = _OF_SCOPE_FOR_TEXT if resource == "text" else _OF_SCOPE
+    if not any(action in opens.get(scope, ()) for scope in principal.scopes):
         return False
     if action not in actions_of(principal.role, resource):
         return False
@@ -116,7 +125,10 @@ def actions_in_a_tenant(resource: str) -> frozenset[str]:
 
 def may_grant(principal: Principal, role: str, scopes: tuple[str, ...]) -> bool:
     """May ``principal`` hand out a key of this role and these scopes? Nobody grants above
-    themselves: whoever is not an administrator hands on inference only, by their own role."""
+    themselves: whoever is not an administrator hands on inference only, by their own role; and
+    who may read captured text is said only by who may."""
+    if READ_TEXT in scopes and READ_TEXT not in principal.scopes:
+        return False
     if principal.role == "admin":
         return role in ROLES
     return role == principal.role and set(scopes) <= {"inference"}

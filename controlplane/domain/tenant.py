@@ -1,13 +1,14 @@
 """A tenant: who may ask, at which tier, with which keys and budget. Stream ``tenant-<id>``.
 
-Its keys are decided in ``api_key``; they are part of this aggregate.
+Its keys are decided in ``api_key``, capture of its text in ``capture``; both are part of this
+aggregate.
 """
 
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from controlplane.domain import api_key
+from controlplane.domain import api_key, capture
 from controlplane.domain.api_key import (
     NO_KEYS,
     ApiKeyIssued,
@@ -25,6 +26,18 @@ from controlplane.domain.api_key import (
     SuspendApiKey,
 )
 from controlplane.domain.budget import MAX_BUDGETS, Budget, check_budget
+from controlplane.domain.capture import (
+    NO_CAPTURE,
+    Capture,
+    CaptureCommand,
+    CaptureEvent,
+    EraseText,
+    StartCapture,
+    StopCapture,
+    TenantCaptureStarted,
+    TenantCaptureStopped,
+    TenantTextErased,
+)
 from controlplane.domain.decider import Command, Decider, Event
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import TenantId, checked_name
@@ -97,6 +110,9 @@ TenantEvent = (
     | ApiKeySuspended
     | ApiKeyResumed
     | ApiKeyRevoked
+    | TenantCaptureStarted
+    | TenantCaptureStopped
+    | TenantTextErased
 )
 
 
@@ -109,11 +125,14 @@ class Tenant:
     deleted: bool = False
     budgets: dict[str, Budget] = field(default_factory=dict)
     keys: Keys = NO_KEYS
+    capture: Capture = NO_CAPTURE
 
 
 def evolve(tenant: Tenant, event: TenantEvent) -> Tenant:
     if isinstance(event, KeyEvent):
         return replace(tenant, keys=api_key.evolve(tenant.keys, event))
+    if isinstance(event, CaptureEvent):
+        return replace(tenant, capture=capture.evolve(tenant.capture, event))
     match event:
         case TenantCreated(tier=tier):
             return replace(tenant, exists=True, tier=tier)
@@ -223,6 +242,9 @@ TenantCommand = (
     | SuspendApiKey
     | ResumeApiKey
     | RevokeApiKey
+    | StartCapture
+    | StopCapture
+    | EraseText
 )
 
 
@@ -234,6 +256,8 @@ def decide(tenant: Tenant, command: TenantCommand) -> list[Event]:
         raise NotFound("tenant", command.tenant_id)
     if isinstance(command, KeyCommand):
         return api_key.decide(tenant.keys, command)
+    if isinstance(command, CaptureCommand):
+        return capture.decide(tenant.capture, command)
     match command:
         case ChangeTier(tenant_id, tier, now):
             _check_tier(tier)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args
 
 import msgspec
 
-from controlplane.domain import audit, model, node, route, tenant
+from controlplane.domain import audit, model, node, retention, route, tenant
 from controlplane.domain.audit import CommandRefused, undone_position
 from controlplane.domain.decider import Event
 from controlplane.projections import catalog, fleet, routes, tenants
@@ -77,7 +77,9 @@ def _refused(rows: Rows, event: CommandRefused, recorded: Recorded) -> None:
 
 
 def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
-    """Users, logins and limits are no rows of the read model: the event says all there is."""
+    """Users, logins, limits and retention are no rows of the read model: the event says all there
+    is."""
+    changes: dict[str, dict[str, dict[str, Any]]]
     match event:
         case audit.DashboardUserSaved():
             thing = f"user {event.username}"
@@ -88,6 +90,19 @@ def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
         case audit.SignedIn():
             thing = f"user {event.username}"
             changes = {"after": {thing: {"signed_in_by": event.method}}}
+        case retention.RetentionSet():
+            thing = f"retention {event.kind}"
+            changes = {
+                "before": {thing: {"days": event.days_before}},
+                "after": {thing: {"days": event.days}},
+            }
+        case retention.SegmentRemoved():
+            thing = f"retention {event.kind}"
+            moved = {"first": event.first, "upto": event.upto, "archive": event.archive}
+            changes = {"after": {thing: moved}}
+        case audit.TextRead():
+            thing = f"tenant {event.tenant_id}"
+            changes = {"after": {f"request {event.request_id}": {"text": "read"}}}
         case _:
             thing = f"gateway {event.gateway}"
             policy = getattr(event, "policy", "shared")
@@ -140,7 +155,7 @@ _HANDLERS: dict[type[Event], Handler] = {kind: _done for kind in ADMINISTRATIVE}
 
 PROJECTION = Projection(
     "audit",
-    3,
+    4,
     (AuditEntry,),
     {
         **_HANDLERS,
@@ -149,5 +164,8 @@ PROJECTION = Projection(
         audit.SignedIn: _of_access,
         audit.LimitsUnshared: _of_access,
         audit.LimitsShared: _of_access,
+        audit.TextRead: _of_access,
+        retention.RetentionSet: _of_access,
+        retention.SegmentRemoved: _of_access,
     },
 )

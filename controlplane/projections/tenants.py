@@ -24,6 +24,8 @@ class Tenant(Row, frozen=True):
     suspended_reason: str = ""
     budgets: tuple[Budget, ...] = ()
     num_keys: int = 0
+    captures_text: bool = False
+    text_generation: int = 0
 
 
 class ApiKey(Row, frozen=True):
@@ -143,9 +145,21 @@ def _count_keys(rows: Rows, tenant_id: str, recorded: Recorded) -> None:
     _change(rows, tenant_id, recorded, num_keys=sum(not key.revoked for key in keys))
 
 
+def _captures(rows: Rows, event: domain.TenantCaptureStarted, recorded: Recorded) -> None:
+    _change(rows, event.tenant_id, recorded, captures_text=True)
+
+
+def _captures_not(rows: Rows, event: domain.TenantCaptureStopped, recorded: Recorded) -> None:
+    _change(rows, event.tenant_id, recorded, captures_text=False)
+
+
+def _erased(rows: Rows, event: domain.TenantTextErased, recorded: Recorded) -> None:
+    _change(rows, event.tenant_id, recorded, text_generation=event.generation + 1)
+
+
 PROJECTION = Projection(
     "tenants",
-    3,
+    4,
     (Tenant, ApiKey),
     {
         domain.TenantCreated: _created,
@@ -155,6 +169,9 @@ PROJECTION = Projection(
         domain.TenantBudgetSet: _budget,
         domain.TenantBudgetReset: _budget,
         domain.TenantDeleted: _deleted,
+        domain.TenantCaptureStarted: _captures,
+        domain.TenantCaptureStopped: _captures_not,
+        domain.TenantTextErased: _erased,
         domain.ApiKeyIssued: _key_issued,
         domain.ApiKeyRotated: _key_rotated,
         domain.ApiKeySuspended: _key_suspended,

@@ -136,3 +136,41 @@ test("a key shows which budgets its requests must fit", async () => {
   const row = (await screen.findByText("billing-service")).closest("tr") as HTMLElement;
   within(row).getByText("all, nightly");
 });
+
+test("text is captured only once somebody asks for it, under the tenant's ETag", async () => {
+  const { backend } = await open("/tenants/acme");
+  await screen.findByText("No prompt or answer is kept");
+  press("Capture text");
+  const box = await dialog("Capture text of acme");
+  press("Capture text", box);
+  await screen.findByText("Prompts and answers are kept, encrypted");
+  const call = backend.calls.findLast((each) => each.method === "PUT");
+  expect(call?.path).toBe("/api/v1/tenants/acme/capture/");
+  expect(call?.headers["if-match"]).toBe('"1"');
+});
+
+test("capturing can be stopped", async () => {
+  await open("/tenants/acme", {
+    prepare: (backend) => {
+      backend.state.tenants[0].captures_text = true;
+    },
+  });
+  await screen.findByText("Prompts and answers are kept, encrypted");
+  press("Stop capturing");
+  press("Stop capturing", await dialog("Stop capturing text of acme"));
+  await screen.findByText("No prompt or answer is kept");
+});
+
+test("text is not erased without a reason", async () => {
+  const { backend } = await open("/tenants/acme");
+  await screen.findByText("No prompt or answer is kept");
+  press("Erase text");
+  const box = await dialog("Erase text of acme");
+  const button = within(box).getByRole<HTMLButtonElement>("button", { name: "Erase text" });
+  expect(button.disabled).toBe(true);
+  type(/^Reason/, "ticket 4711", box);
+  press("Erase text", box);
+  await screen.findByText("Text of acme is erased");
+  const call = backend.calls.findLast((each) => each.path.endsWith("/erase-text/"));
+  expect(call?.body).toEqual({ reason: "ticket 4711" });
+});

@@ -36,3 +36,9 @@ test("a request shows each of its attempts", async () => {
   within(table).getByText("node_lost");
   within(table).getByText("n9");
 });
+
+test("the settings say how long what is kept", async () => {
+  await open("/settings");
+  await screen.findByText("396 days; up to number 12,000 they are archived");
+  expect(screen.getAllByText("for ever")).toHaveLength(2);
+});

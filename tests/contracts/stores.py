@@ -73,13 +73,12 @@ def _tables() -> list[str]:
 
 @contextmanager
 def migrated_postgres() -> Iterator[str]:
-    """The name of a scratch database with log, ledger and read model; then dropped."""
+    """The name of a scratch database with log, ledger, read model and keys; then dropped."""
     name = f"engine_test_{uuid.uuid4().hex[:12]}"
     with scratch_postgres(name):
         with django_pointed_at(postgres_settings(name)):
-            call_command("migrate", "eventstore", verbosity=0)
-            call_command("migrate", "ledger", verbosity=0)
-            call_command("migrate", "readmodel", verbosity=0)
+            for app in ("eventstore", "ledger", "readmodel", "access"):
+                call_command("migrate", app, verbosity=0)
         yield name
 
 

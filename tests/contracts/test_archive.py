@@ -1,20 +1,25 @@
 """Old requests leave the database only for a verified archive, and every proof still holds."""
 
+import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import connections
 
 from controlplane.adapters.checkpoint_file import CheckpointFiles
 from controlplane.adapters.clock import ManualClock
 from controlplane.adapters.export.destinations import Folder
-from controlplane.adapters.export.formats import format_of
+from controlplane.adapters.export.formats import FORMATS, format_of
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import usage_findings
 from controlplane.application.archive import Archived, archive, archive_mark
 from controlplane.application.check import check_everything
+from controlplane.application.export_job import ExportJob, signed_bytes
 from controlplane.application.export_scan import Source
+from controlplane.application.exports import MANIFEST, Filters, read_manifest
 from controlplane.application.merkle import inclusion_proof, leaf_hash, proves_inclusion
 from controlplane.application.notes import Signer
 from controlplane.application.proving import Damaged
@@ -147,3 +152,71 @@ def test_a_row_taken_out_without_an_archive_is_found(ledger: Ledger) -> None:
         cursor.execute("DELETE FROM ledger_request WHERE position = 130")
     finding: Any = ledger.finding()
     assert (finding.position, finding.check) == (130, "position")
+
+
+def test_attempts_are_sealed_and_go_into_the_archive_with_their_requests(ledger: Ledger) -> None:
+    """A changed attempt is a changed record; an archived one lies beside its request's part."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute(
+            "UPDATE ledger_attempt SET node_id = 'n9' WHERE position = 100 AND attempt = 1"
+        )
+        finding: Any = ledger.finding()
+        assert (finding.position, finding.check) == (100, "leaf")
+        cursor.execute(
+            "UPDATE ledger_attempt SET node_id = 'n1' WHERE position = 100 AND attempt = 1"
+        )
+        cursor.execute("SELECT count(*) FROM ledger_attempt WHERE position <= 120")
+        (moving,) = cursor.fetchone()
+    ledger.archive(1.5)
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM ledger_attempt WHERE position <= 120")
+        assert cursor.fetchone() == (0,)
+    assert ledger.finding() is None
+    lines = (ledger.folder / "requests-from-1" / "attempts-00001.jsonl").read_bytes().splitlines()
+    assert sum(len(json.loads(line)[1]) for line in lines) == moving > 120
+
+
+def test_an_attempt_changed_in_an_archive_is_named_even_by_who_signs_it(ledger: Ledger) -> None:
+    """Its hash stands in its request's row, and that row under the log's own checkpoint."""
+    ledger.archive(1.5)
+    folder = ledger.folder / "requests-from-1"
+    path = folder / "attempts-00001.jsonl"
+    changed = path.read_bytes().replace(b'"n1"', b'"n8"', 1)
+    path.write_bytes(changed)
+    with pytest.raises(Damaged, match="is changed"):
+        verify_export(folder, [SIGNER.public])
+    found = read_manifest((folder / MANIFEST).read_bytes(), [SIGNER.public])
+    files = [
+        msgspec.structs.replace(one, sha256=sha256(changed).hexdigest())
+        if one.name == path.name
+        else one
+        for one in found.files
+    ]
+    forged = msgspec.structs.replace(found, files=tuple(files))
+    (folder / MANIFEST).write_bytes(signed_bytes(forged, SIGNER))
+    with pytest.raises(Damaged, match="attempts"):
+        verify_export(folder, [SIGNER.public])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_was_sealed_and_exported_as_request_2_still_verifies(
+    durable: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """By a build that knows more columns; and it goes on from there in the new shape."""
+    with monkeypatch.context() as before:
+        before.setitem(NEWEST, REQUESTS, "request/2")  # type: ignore[arg-type]
+        # A build of that day had no attempts to export.
+        before.setattr(RequestRecords, "attempts", lambda self, after, upto: {})
+        ledger = Ledger(durable, tmp_path)
+        export = ExportJob(
+            ledger.source, format_of(form, REQUESTS), Filters(), Folder(tmp_path / form)
+        )
+        assert [part.rows for part in export.run()] == [300]
+    assert verify_export(tmp_path / form, [SIGNER.public]).sealed == 300
+    fill_ledger(60, seed=9, first=301)
+    sealer = Sealer("test", ledger.seals, [SIGNER], ledger.clock, ledger.files)
+    assert sealer.step([ledger.records], now=True) == 1
+    shapes = {one.checkpoint.record for one in ledger.seals.checkpoints(REQUESTS, 0, 9)}
+    assert shapes == {"request/2", "request/3"} and ledger.finding() is None
+    assert ledger.archive(9) == Archived("requests-from-1", 1, 360, 360)
+    assert ledger.finding() is None

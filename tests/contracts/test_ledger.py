@@ -10,6 +10,7 @@ from django.db import connections
 
 from controlplane.adapters.ledger.reaper import Reaper
 from controlplane.adapters.ledger.store import LedgerStore
+from controlplane.application.capture import EncryptedText
 from controlplane.application.ports import AuditUnavailable, Intent
 from controlplane.domain import money
 from controlplane.domain.money import Price
@@ -48,6 +49,29 @@ async def test_a_terminal_record_is_written_exactly_once(ledger: LedgerStore, al
         " WHERE tenant_id = %s AND scope = 'tenant'",
         intent.tenant_id,
     ) == [(1, 40, 10)]
+
+
+async def test_a_text_is_on_record_with_its_end_or_not_at_all(
+    ledger: LedgerStore, alias: str
+) -> None:
+    """In one transaction with the terminal record, which holds its hash; a second end has none."""
+    silent, spoken = an_intent(), an_intent()
+    text = EncryptedText(3, b"n" * 12, bytes(range(256)))
+    for intent in (silent, spoken):
+        await ledger.admit(intent)
+    await asyncio.gather(ledger.settle(an_end(silent)), ledger.settle(an_end(spoken, text=text)))
+    assert await ledger.settle(an_end(silent, text=text)) is False
+    records = "SELECT text_hash FROM ledger_request WHERE request_id = %s"
+    assert await query(alias, records, silent.request_id) == [("",)]
+    assert await query(alias, records, spoken.request_id) == [(text.hash,)]
+    kept = await query(
+        alias,
+        "SELECT request_id, generation, nonce, ciphertext FROM ledger_text WHERE tenant_id = %s",
+        spoken.tenant_id,
+    )
+    assert [(*row[:2], bytes(row[2]), bytes(row[3])) for row in kept] == [
+        (spoken.request_id, 3, text.nonce, text.ciphertext)
+    ]
 
 
 async def test_settling_an_unknown_request_does_nothing(ledger: LedgerStore) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from controlplane.domain import api_key, model, node, route, tenant
+from controlplane.domain import api_key, capture, model, node, route, tenant
 from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Command, Decider
 from controlplane.domain.ids import KeyId, NodeId, TenantId, VersionId
@@ -124,6 +124,9 @@ KINDS: tuple[Kind, ...] = (
     _tenant(lambda choose, who, at: tenant.SetBudget(who, _other(choose.choice([0, 9])), at)),
     _tenant(lambda choose, who, at: tenant.ResetBudget(who, "other", 5, at)),
     _tenant(lambda choose, who, at: tenant.RemoveBudget(who, "other", at)),
+    _tenant(lambda choose, who, at: capture.StartCapture(who, at)),
+    _tenant(lambda choose, who, at: capture.StopCapture(who, at)),
+    _tenant(lambda choose, who, at: capture.EraseText(who, at)),
     _key(lambda who, key, at: api_key.IssueApiKey(who, key, "k", "x", ("inference",), None, at)),
     _key(lambda who, key, at: api_key.RotateApiKey(who, key, "5ec2e7", "wxyz", at + 60, at)),
     _key(lambda who, key, at: api_key.SuspendApiKey(who, key, "leak", at)),

@@ -21,6 +21,7 @@ from controlplane.adapters.ledger.reaper import Reaper
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import usage_findings
 from controlplane.adapters.ledger.store import LedgerStore
+from controlplane.adapters.ledger.texts import text_findings
 from controlplane.adapters.natsbus.connection import Bus, connect, ensure_buckets
 from controlplane.adapters.natsbus.translate import desired_to_wire
 from controlplane.adapters.readmodel.models import Tenant
@@ -339,7 +340,7 @@ class Recovery:
             DjangoSealStore(),
             [signer_of(self.place).public],
             {"the file beside the journal": copies_of(self.place).notes},
-            also=[usage_findings],
+            also=[text_findings, usage_findings],
         )
         if checked.finding is not None:
             yield f"the seals find {checked.finding}"

@@ -25,6 +25,7 @@ from controlplane.adapters.natsbus.connection import Bus, connect, ensure_bucket
 from controlplane.adapters.natsbus.publisher import DesiredPublisher
 from controlplane.adapters.private_files import kept_private
 from controlplane.adapters.readmodel.projector import Projector
+from controlplane.application.capture import Text, TextKey, encrypt
 from controlplane.application.fleet import FleetLoads, NodeLoad, NodeReport, ReplicaReport
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler, Handled
@@ -51,6 +52,7 @@ from tests.crash.places import Journal, Place
 
 ACTOR = "user:ada"
 PRICE = Price(150_000, 75_000, 600_000)
+TEXT_KEY, TEXT = TextKey(0, bytes(32)), Text("chat", [("user", "Hi")], ["Ho"], [])
 STREAM = f"KV_{subjects.DESIRED_BUCKET}"
 # The steps during which the failpoints of a family are passed, by the family's name.
 FAMILIES = {
@@ -379,4 +381,5 @@ def terminal(request_id: str, outcome: str, prompt: int, output: int, at: float)
         queue_ms=1.0,
         duration_ms=20.0,
         at=at,
+        text=encrypt(TEXT_KEY, "t", request_id, TEXT) if outcome == "ok" else None,
     )

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from controlplane.domain import audit, model, node, placement, route, tenant
+from controlplane.domain import audit, model, node, placement, retention, route, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
 from controlplane.domain.money import Price
@@ -53,6 +53,9 @@ SAMPLES: tuple[Event, ...] = (
     tenant.ApiKeySuspended(ACME, KEY, "leaked?", 7.2),
     tenant.ApiKeyResumed(ACME, KEY, 7.3),
     tenant.ApiKeyRevoked(ACME, KEY, 8.0),
+    tenant.TenantCaptureStarted(ACME, 9.0),
+    tenant.TenantCaptureStopped(ACME, 9.1),
+    tenant.TenantTextErased(ACME, 0, 9.2),
     model.ModelRegistered("smollm2", 1.0),
     model.ModelVersionAdded("smollm2", GUARANTEED, 2.0),
     model.ModelVersionScaled("smollm2", "v1", 2, 4, 3.0),
@@ -92,4 +95,7 @@ SAMPLES: tuple[Event, ...] = (
     audit.SignedIn("ann", "password", 3.0),
     audit.LimitsUnshared("gw-1", "local", 4.0),
     audit.LimitsShared("gw-1", 5.0),
+    audit.TextRead("acme", "req-1", 6.0),
+    retention.RetentionSet("text", 30, None, 1.0),
+    retention.SegmentRemoved("requests", 1, 1_000, "requests-from-1", 2.0),
 )

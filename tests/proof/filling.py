@@ -7,7 +7,7 @@ from django.db import connections
 
 from controlplane.adapters.ledger.batch import admit_all, settle_all
 from controlplane.adapters.ledger.statements import statements
-from controlplane.application.ports import EventStore, Intent, Terminal
+from controlplane.application.ports import Attempt, EventStore, Intent, Terminal
 from controlplane.domain.decider import Event
 from controlplane.domain.money import Price
 from controlplane.domain.tenant import TenantCreated, TenantSuspended, TenantTierChanged
@@ -53,7 +53,14 @@ def terminal(number: int, chance: random.Random) -> Terminal:
         queue_ms=None if chance.random() < 0.2 else chance.random(),
         duration_ms=chance.random() * 1e4,
         at=AT + number + 2,
+        tries=tuple(_attempt(number, one) for one in range(1, 2 + number % 3)),
     )
+
+
+def _attempt(number: int, one: int) -> Attempt:
+    """A request's tries differ in length, so that a mix-up shows."""
+    began = AT + number + one / 7
+    return Attempt(0, one, f"n{one}", "m.v1.g1.0", "ok", "", 0, one, None, began, 1e3 / one)
 
 
 def fill_ledger(count: int, seed: int = 1, first: int = 1, alias: str = "default") -> None:

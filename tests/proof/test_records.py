@@ -5,19 +5,22 @@ from pathlib import Path
 import pytest
 
 from controlplane.adapters.eventstore.models import Event
-from controlplane.adapters.ledger.models import InferenceRequest
+from controlplane.adapters.ledger.models import Attempt, InferenceRequest
 from controlplane.application.merkle import leaf_hash
 from controlplane.application.records import (
+    ATTEMPT_FIELDS,
     EVENTS,
     FIELDS,
     NEWEST,
     REQUESTS,
+    attempts_hash,
     leaf_function,
     names,
     record_bytes,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
+AT = 1_700_000_000.0
 SAMPLES = {
     "int": 7,
     "float": 1_700_000_000.25,
@@ -65,4 +68,19 @@ def test_every_stored_column_is_in_the_newest_shape() -> None:
     event = {field.column for field in Event._meta.concrete_fields}
     assert event == {*names(NEWEST[EVENTS]), "hash"}
     request = {field.column for field in InferenceRequest._meta.concrete_fields}
-    assert request == set(names(NEWEST[REQUESTS]))
+    assert {*request, "attempts_hash"} == set(names(NEWEST[REQUESTS]))
+    attempt = {field.column for field in Attempt._meta.concrete_fields}
+    assert attempt == {*(name for name, _ in ATTEMPT_FIELDS), "id", "position"}
+
+
+def test_attempts_are_hashed_as_they_always_were() -> None:
+    """Each field by its kind and in its order; a field of another kind gives no hash at all."""
+    tries = [
+        ("req-1", 0, 1, "n1", "r1", "error", "node_lost", 0, 0, None, AT, 200.0),
+        ("req-1", 0, 2, "n2", "r2", "ok", "", 3, 8, 0.5, AT + 0.25, 1.5),
+    ]
+    assert attempts_hash(tries) == (GOLDEN / "attempts-1.txt").read_text().strip()
+    assert attempts_hash(()) == ""
+    changed = [(*tries[0][:8], 1, *tries[0][9:]), tries[1]]
+    assert attempts_hash(changed) != attempts_hash(tries) != attempts_hash(tries[::-1])
+    assert "node_id is bytes" in attempts_hash([(*tries[0][:3], b"n1", *tries[0][4:])])

@@ -41,6 +41,9 @@ NOW_ONLY = {
     "usage_list": "takes a stretch of days",
     "usage_check": "says what the last check found, and when",
     "audit_export": "takes any stretch of positions: after, upto",
+    "requests_text": "can be read as long as its key is there, whatever the moment",
+    "retention_list": "says what holds now; what held before is in the audit",
+    "retention_retrieve": "says what holds now; what held before is in the audit",
 }
 # An address for each that can.
 PATHS = {

@@ -18,7 +18,7 @@ import jwt
 
 from controlplane.adapters.access.issuers import IssuerConfig, KeySet, SigningKey
 from controlplane.application import strict_json
-from controlplane.domain.policy import ALL_SCOPES
+from controlplane.domain.policy import GENERAL_SCOPES
 
 LEEWAY_S = 30
 CACHE_SIZE = 10_000
@@ -154,7 +154,7 @@ def _checked_claims(payload: dict[str, Any], config: IssuerConfig, now: float) -
     if not isinstance(owner, str) or not owner:
         raise BadToken("no_org", "The token names no owner.")
     role = config.role_in(payload) if config.role_claim else ""
-    scopes = ALL_SCOPES if role else ("inference",)
+    scopes = GENERAL_SCOPES if role else ("inference",)
     return Claims(owner, subject, float(times["exp"]), role or "developer", scopes)
 
 

@@ -19,6 +19,17 @@ class ApiKeySecret(models.Model):
         indexes = (models.Index(fields=("key_id",), name="access_secret_of_key"),)
 
 
+class TextKeyRow(models.Model):
+    """A tenant's data key of one generation (see ``text_keys``), wrapped; empty once destroyed."""
+
+    key_id = models.CharField(max_length=80, primary_key=True)  # tenant and generation
+    tenant_id = models.CharField(max_length=63, db_index=True)
+    generation = models.IntegerField()
+    wrapped = models.BinaryField()
+    created_at = models.FloatField()
+    destroyed_at = models.FloatField(null=True)
+
+
 class DashboardUser(models.Model):
     """The role of a Django user; ``tenant_id`` empty means all tenants and the fleet."""
 

@@ -14,7 +14,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from controlplane.application.exports import Row, row_fields
+from controlplane.application.exports import Row, row_fields, shapes_of, widened
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
@@ -26,10 +26,10 @@ class Csv:
     content_type = "text/csv; charset=utf-8"
 
     def __init__(self, log: str, formula_safe: bool = True) -> None:
-        self._safe, fields = formula_safe, row_fields(log)
+        self._log, self._safe, fields = log, formula_safe, row_fields(log)
         self._names = [name for name, _ in fields]
         self._write = [self._writer(kind) for _, kind in fields]
-        self._read = [self._reader(kind) for _, kind in fields]
+        self._shapes = {tuple(name for name, _ in row_fields(log, s)): s for s in shapes_of(log)}
 
     def start(self) -> bytes:
         return _lines([self._names])
@@ -44,10 +44,13 @@ class Csv:
         text = io.TextIOWrapper(content, encoding="utf-8", newline="")
         try:
             lines = csv.reader(text, strict=True)
-            if next(lines, None) != self._names:
+            shape = self._shapes.get(tuple(next(lines, ())))
+            if shape is None:
                 raise ValueError("the header is another one")
+            readers = [self._reader(kind) for _, kind in row_fields(self._log, shape)]
             for cells in lines:
-                yield tuple(f(cell) for f, cell in zip(self._read, cells, strict=True))
+                row = tuple(f(cell) for f, cell in zip(readers, cells, strict=True))
+                yield widened(row, self._log, shape)
         except csv.Error as error:
             raise ValueError(str(error)) from error
         finally:

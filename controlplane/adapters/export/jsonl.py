@@ -5,12 +5,13 @@
     {"actor":"user:ada","address":"10.0.0.1",…,"data":{"at":1.0,…},…,"leaf":"9c1f…","position":7,…}
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 import msgspec
 
-from controlplane.application.exports import Row, row_fields
+from controlplane.application.exports import Row, row_fields, shapes_of, widened
 
 _TYPES: dict[str, Any] = {
     "int": int,
@@ -22,19 +23,21 @@ _TYPES: dict[str, Any] = {
 }
 
 
+def _line_type(log: str, shape: str) -> Any:
+    fields = [(name, _TYPES[kind]) for name, kind in row_fields(log, shape)]
+    return msgspec.defstruct("Line", fields, forbid_unknown_fields=True)
+
+
 class Jsonl:
     name = "jsonl"
     content_type = "application/x-ndjson"
 
     def __init__(self, log: str) -> None:
-        fields = row_fields(log)
-        self._json = [at for at, (_, kind) in enumerate(fields) if kind == "json"]
-        shape = msgspec.defstruct(
-            "Line", [(name, _TYPES[kind]) for name, kind in fields], forbid_unknown_fields=True
-        )
-        self._shape: Any = shape
+        self._log = log
+        self._json = [at for at, (_, kind) in enumerate(row_fields(log)) if kind == "json"]
+        self._shapes = shapes_of(log)
+        self._shape = _line_type(log, self._shapes[0])
         self._encode_lines = msgspec.json.Encoder(order="sorted").encode_lines
-        self._decode = msgspec.json.Decoder(shape).decode
 
     def start(self) -> bytes:
         return b""
@@ -46,15 +49,26 @@ class Jsonl:
         return b""
 
     def read(self, content: BinaryIO) -> Iterator[Row]:
-        astuple = msgspec.structs.astuple
+        astuple, shape, decode = msgspec.structs.astuple, "", None
         for line in content:
             try:
-                values = astuple(self._decode(line))
+                if decode is None:
+                    shape, decode = self._decoder(line)
+                values = astuple(decode(line))
             except (msgspec.MsgspecError, UnicodeError) as error:
                 raise ValueError(str(error)) from error
             if self._json:
                 values = self._plain(values)
-            yield values
+            yield widened(values, self._log, shape)
+
+    def _decoder(self, line: bytes) -> tuple[str, Callable[[bytes], Any]]:
+        """For a file that begins with ``line``: what was the newest shape when it was written."""
+        for shape in self._shapes[1:]:
+            decode = msgspec.json.Decoder(_line_type(self._log, shape)).decode
+            with suppress(msgspec.MsgspecError, UnicodeError):
+                decode(line)
+                return shape, decode
+        return self._shapes[0], msgspec.json.Decoder(self._shape).decode
 
     def _line(self, row: Row) -> Any:
         if not self._json:

@@ -51,7 +51,7 @@ class Ocsf:
         return b""
 
     def rows(self, rows: Sequence[Row]) -> bytes:
-        return b"".join(self._line(row) for row in rows)
+        return b"".join(self._line(row, self._raw.rows([row]).decode()) for row in rows)
 
     def end(self) -> bytes:
         return b""
@@ -64,14 +64,13 @@ class Ocsf:
             except (msgspec.MsgspecError, UnicodeError) as error:
                 raise ValueError(str(error)) from error
             row = next(self._raw.read(iter([raw.encode()])))  # type: ignore[arg-type]
-            if self._line(row) != line:
+            if self._line(row, raw) != line:
                 raise ValueError("its attributes are not those of its raw_data")
             yield row
 
-    def _line(self, row: Row) -> bytes:
+    def _line(self, row: Row, raw: str) -> bytes:
         values = dict(zip(self._names, row, strict=True))
         own = _event(values) if self._log == EVENTS else _request(values)
-        raw = self._raw.rows([row]).decode()
         return _encode({**own, **_common(self._log, row, own), "raw_data": raw}) + b"\n"
 
 

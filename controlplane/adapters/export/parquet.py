@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from controlplane.application.exports import Row, row_fields
+from controlplane.application.exports import Row, row_fields, shapes_of, widened
 from controlplane.application.records import NEWEST
 
 _TYPES = {
@@ -27,9 +27,10 @@ _TYPES = {
 }
 
 
-def schema_of(log: str) -> pa.Schema:
-    columns = [pa.field(name, *_TYPES[kind]) for name, kind in row_fields(log)]
-    return pa.schema(columns, {b"engine.rows": f"{log} {NEWEST[log]}".encode()})
+def schema_of(log: str, newest: str = "") -> pa.Schema:
+    shape = newest or NEWEST[log]
+    columns = [pa.field(name, *_TYPES[kind]) for name, kind in row_fields(log, shape)]
+    return pa.schema(columns, {b"engine.rows": f"{log} {shape}".encode()})
 
 
 class Parquet:
@@ -37,7 +38,7 @@ class Parquet:
     content_type = "application/vnd.apache.parquet"
 
     def __init__(self, log: str) -> None:
-        self._schema = schema_of(log)
+        self._log, self._schema = log, schema_of(log)
         self._json = [at for at, (_, kind) in enumerate(row_fields(log)) if kind == "json"]
         self._sink = _Sink()
         self._writer: Any = None
@@ -64,15 +65,21 @@ class Parquet:
     def read(self, content: BinaryIO) -> Iterator[Row]:
         try:
             file = pq.ParquetFile(content, page_checksum_verification=True)
-            if not file.schema_arrow.equals(self._schema, check_metadata=True):
-                raise ValueError("the schema is another one")
+            shape = self._shape(file.schema_arrow)
             for batch in file.iter_batches():
                 columns = [column.to_pylist() for column in batch.columns]
                 for at in self._json:
                     columns[at] = [text.encode() for text in columns[at]]
-                yield from zip(*columns, strict=True)
+                yield from (widened(row, self._log, shape) for row in zip(*columns, strict=True))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(str(error)) from error
+
+    def _shape(self, schema: pa.Schema) -> str:
+        """What was the newest when a file of ``schema`` was written."""
+        for shape in shapes_of(self._log):
+            if schema.equals(schema_of(self._log, shape), check_metadata=True):
+                return shape
+        raise ValueError("the schema is another one")
 
     def _taken(self) -> bytes:
         return self._sink.take()

@@ -17,6 +17,7 @@ from controlplane.adapters.ledger.budgets import (
     model_of,
 )
 from controlplane.adapters.ledger.statements import Statements
+from controlplane.application.capture import EncryptedText
 from controlplane.application.failpoints import passing
 from controlplane.application.ports import BudgetExceeded, Intent, Terminal
 from controlplane.domain import money
@@ -43,7 +44,20 @@ def settle_all(cursor: Cursor, sql: Statements, terminals: Sequence[Terminal]) -
     tries = [row for i, one in enumerate(ended) for row in _attempt_rows(one.terminal, first + i)]
     if tries:
         cursor.execute(sql.insert_attempts, (_json(tries),))
+    for i, one in enumerate(ended):
+        if one.terminal.text is not None:
+            _keep_text(cursor, sql, one.terminal.text, one, first + i)
     return {row[0] for row in live}
+
+
+def _keep_text(
+    cursor: Cursor, sql: Statements, text: EncryptedText, ended: "_Ended", position: int
+) -> None:
+    """Statements of their own, so that other requests' rows are none the longer for it."""
+    about = (ended.terminal.request_id, ended.tenant_id, position, text.generation)
+    cursor.execute(sql.insert_text, (*about, text.nonce, text.ciphertext, ended.terminal.at))
+    cursor.execute(sql.hash_text, (text.hash, ended.terminal.request_id))
+    passing("settle.text")
 
 
 class _Ended(NamedTuple):

@@ -52,6 +52,8 @@ class InferenceRequest(models.Model):
     duration_ms = models.FloatField(null=True)
     ended_at = models.FloatField(null=True)
     attempts = models.IntegerField(default=0)
+    # SHA-256 (hex) of nonce and ciphertext of its captured text; empty if none was captured.
+    text_hash = models.CharField(max_length=64, default="", db_default="")
 
     class Meta:
         db_table = "ledger_request"
@@ -116,6 +118,22 @@ class Attempt(models.Model):
 
     class Meta:
         db_table = "ledger_attempt"
+
+
+class CapturedText(models.Model):
+    """What a request asked and was answered, encrypted under its tenant's key of ``generation``
+    (see ``application.capture``); ``position`` is that of its terminal record."""
+
+    request_id = models.CharField(max_length=64, unique=True)
+    tenant_id = models.CharField(max_length=63)
+    position = models.BigIntegerField(db_index=True)
+    generation = models.IntegerField()
+    nonce = models.BinaryField()
+    ciphertext = models.BinaryField()
+    at = models.FloatField(db_index=True)
+
+    class Meta:
+        db_table = "ledger_text"
 
 
 class Rollup(models.Model):

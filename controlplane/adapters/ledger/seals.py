@@ -1,5 +1,6 @@
 """``seal.SealStore`` and the ledger as ``seal.Records``, on SQLite and PostgreSQL."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,21 +10,33 @@ from django.db import connections, transaction
 from django.db.models import Q
 
 from controlplane.adapters.ledger import rollup
-from controlplane.adapters.ledger.models import Checkpoint as CheckpointRow
-from controlplane.adapters.ledger.models import Head as HeadRow
 from controlplane.adapters.ledger.models import (
+    Attempt,
     InferenceRequest,
     SealingKey,
     Tile,
     Verification,
 )
+from controlplane.adapters.ledger.models import Checkpoint as CheckpointRow
+from controlplane.adapters.ledger.models import Head as HeadRow
 from controlplane.application.check import Checked
 from controlplane.application.checkpoint import Checkpoint
 from controlplane.application.failpoints import passing
+from controlplane.application.notes import parse_note
 from controlplane.application.ports import Head, IntegrityError
-from controlplane.application.records import NEWEST, REQUESTS, leaf_function, names
+from controlplane.application.proving import mark_text
+from controlplane.application.records import (
+    ATTEMPT_FIELDS,
+    NEWEST,
+    REQUESTS,
+    attempts_hash,
+    leaf_function,
+    names,
+)
 from controlplane.application.seal import Sealed
 from controlplane.application.tiles import Tile as Place
+
+_BESIDE = "attempts_hash"  # the column of a leaf that is no column of the table
 
 
 class DjangoSealStore:
@@ -68,8 +81,16 @@ class DjangoSealStore:
         span = {"position__gte": one.first, "position__lte": one.size}
         with transaction.atomic(using=self._alias):
             self._rows(one.log).filter(size=one.size).update(archive=mark)
+            passing("retain.marked")
+            Attempt.objects.using(self._alias).filter(**span).delete()
             moved, _ = InferenceRequest.objects.using(self._alias).filter(**span).delete()
+        passing("retain.moved")
         return moved
+
+    def marked(self, log: str, after: int, limit: int) -> list[tuple[int, int, str]]:
+        """(first, size, archive's name) of segments whose rows are in an archive, in order."""
+        rows = self._rows(log).filter(size__gt=after).exclude(archive="").order_by("size")[:limit]
+        return [(row.first, row.size, _archive_of(row)) for row in rows]
 
     def covering(self, log: str, position: int) -> Sealed | None:
         """The first one that covers ``position``."""
@@ -167,19 +188,42 @@ class RequestRecords:
 
     def strays(self, head: int) -> list[tuple[int, str]]:
         """Ended requests without a position, or with one that the head does not cover."""
-        outside = Q(position__lt=1) | Q(position__gt=head) | (Q(position=None) & ~Q(outcome=""))
+        names_it = ("position", "request_id")
+        outside_of_log = Q(position__lt=1) | Q(position__gt=head)
+        outside = outside_of_log | (Q(position=None) & ~Q(outcome=""))
         found = InferenceRequest.objects.using(self._alias).filter(outside)
-        return [(row or 0, name) for row, name in found.values_list("position", "request_id")[:3]]
+        beside = Attempt.objects.using(self._alias).filter(outside_of_log)
+        rows = [*found.values_list(*names_it)[:3], *beside.values_list(*names_it)[:3]]
+        return [(row or 0, name) for row, name in rows]
 
     def read(self, after: int, upto: int, limit: int, shape: str) -> Sequence[Any]:
-        columns = ", ".join(f'"{name}"' for name in names(shape))
+        stored = [name for name in names(shape) if name != _BESIDE]
+        columns = ", ".join(f'"{name}"' for name in stored)
         with connections[self._alias].cursor() as cursor:
             cursor.execute(
                 f"SELECT {columns} FROM ledger_request WHERE position > %s AND position <= %s"
                 " ORDER BY position LIMIT %s",
                 (after, upto, limit),
             )
-            return cursor.fetchall()
+            rows = cursor.fetchall()
+        if not rows or len(stored) == len(names(shape)):
+            return rows
+        tries = self.attempts(after, rows[-1][0])
+        return [(*row, attempts_hash(tries.get(row[0], ()))) for row in rows]
+
+    def attempts(self, after: int, upto: int) -> dict[int, list[Any]]:
+        """The attempts of the requests in ``(after, upto]`` by position, as a hash covers them."""
+        columns = ", ".join(name for name, _ in ATTEMPT_FIELDS)
+        found: defaultdict[int, list[Any]] = defaultdict(list)
+        with connections[self._alias].cursor() as cursor:
+            cursor.execute(
+                f"SELECT position, {columns} FROM ledger_attempt"
+                " WHERE position > %s AND position <= %s ORDER BY position, choice, attempt, id",
+                (after, upto),
+            )
+            for position, *row in cursor.fetchall():
+                found[position].append(row)
+        return found
 
     def leaves(self, previous: Checkpoint | None, rows: Sequence[Any]) -> tuple[list[bytes], bytes]:
         first = (previous.size if previous else 0) + 1
@@ -188,3 +232,9 @@ class RequestRecords:
                 raise IntegrityError(position, f"missing: the next one stored is {row[0]}")
         leaf = leaf_function(NEWEST[REQUESTS])
         return [leaf(row) for row in rows], b""
+
+
+def _archive_of(row: CheckpointRow) -> str:
+    """Who signed the mark is for a verification to judge."""
+    mark = parse_note(row.archive).text
+    return mark.removeprefix(mark_text(Sealed.read(row.note).checkpoint)).strip()

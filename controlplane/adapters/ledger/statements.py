@@ -108,6 +108,8 @@ class Statements:
     settle: str
     add_usage: str
     insert_attempts: str
+    insert_text: str
+    hash_text: str
     progress: str
     beat: str
     gateways: str
@@ -215,6 +217,10 @@ def _records(d: _Dialect) -> dict[str, Any]:
         f" ON CONFLICT (tenant_id, scope, target, day) DO UPDATE SET {sums}",
         "insert_attempts": f"INSERT INTO ledger_attempt ({_names(ATTEMPT_COLUMNS)})"
         f" SELECT {d.fields(ATTEMPT_COLUMNS)} FROM {d.rows}",
+        "insert_text": "INSERT INTO ledger_text"
+        " (request_id, tenant_id, position, generation, nonce, ciphertext, at)"
+        f" VALUES ({', '.join([d.mark] * 7)})",
+        "hash_text": f"UPDATE ledger_request SET text_hash = {d.mark} WHERE request_id = {d.mark}",
         "progress": "UPDATE ledger_request SET progress_tokens = v.produced"
         f" FROM (SELECT {produced} FROM {d.rows}) AS v"
         " WHERE ledger_request.request_id = v.request_id AND outcome = ''",

@@ -17,6 +17,8 @@ class Tenant(models.Model):
     suspended_reason = models.TextField()
     budgets = models.JSONField(default=list)
     num_keys = models.IntegerField()
+    captures_text = models.BooleanField(default=False)
+    text_generation = models.IntegerField(default=0)
 
 
 class ApiKey(models.Model):

@@ -46,6 +46,7 @@ from controlplane.domain.tenant import (
     TenantSuspended,
 )
 from controlplane.entrypoints.openai.app import GatewayApp
+from controlplane.entrypoints.openai.capturing import Capturing
 from controlplane.entrypoints.openai.encoding import Encoders
 from controlplane.entrypoints.openai.handlers import Inference
 from controlplane.entrypoints.openai.metrics import GatewayMetrics, Gauges
@@ -98,6 +99,7 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         self.live = LiveRows(store, on_event=self._on_event)
         self.keys = KeyRing(self.live.rows)
+        self.capturing = Capturing(self.keys.in_thread, clock)
         jwts = JwtVerifier(read_issuers(settings.jwt_issuers))
         self.authenticator = Authenticator(
             self.keys, jwts, self.live.rows, settings.operator_tenant
@@ -172,7 +174,8 @@ class Gateway:
 
     def _build_app(self, settings: GatewaySettings) -> GatewayApp:
         weights = {name: tier.weight for name, tier in settings.tiers.items()}
-        desk = OrderDesk(self.state, self.encoders, self._clock.monotonic, settings.secret, weights)
+        monotonic, capturing = self._clock.monotonic, self.capturing
+        desk = OrderDesk(self.state, self.encoders, monotonic, settings.secret, weights, capturing)
         inference = Inference(self.serving, desk, self.authenticator, self.metrics)
         self.websockets = WebSockets(inference)
         return GatewayApp(
@@ -201,6 +204,7 @@ class Gateway:
         self.state.apply(recorded)
         self.keys.apply(event)
         self.authenticator.apply(event)
+        self.capturing.apply(event)
         if not self._tasks:
             return  # before the start there is nothing that an event could end
         if isinstance(event, ModelVersionRetired):

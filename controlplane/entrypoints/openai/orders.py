@@ -12,6 +12,7 @@ from controlplane.application.refused import Refused
 from controlplane.dispatch import refusals
 from controlplane.dispatch.admit import Asked, output_limit
 from controlplane.dispatch.resolve import Caller, Resolved, resolve
+from controlplane.entrypoints.openai.capturing import Capturing
 from controlplane.entrypoints.openai.encoding import Encoder, Encoders
 from controlplane.entrypoints.openai.parameters import SERVICE_TIERS, Parameters
 from controlplane.entrypoints.openai.principals import TenantPrincipal
@@ -32,9 +33,10 @@ class OrderDesk:
         monotonic: Callable[[], float],
         secret: bytes,
         weights: Mapping[str, float],
+        capturing: Capturing,
     ) -> None:
         self._state, self._encoders, self._monotonic = state, encoders, monotonic
-        self._weights = weights
+        self._weights, self._capturing = weights, capturing
         self._salt = lru_cache(4096)(
             lambda tenant_id: hmac.digest(secret, b"cache\0" + tenant_id.encode(), hashlib.sha256)
         )
@@ -55,6 +57,9 @@ class OrderDesk:
         encoder = await self._encoders.get(found.version_id)
         encoder.check_bias(parameters.sampling.logit_bias)
         prompts = await _encode(encoder, parameters, found)
+        capture = None
+        if tenant.captures_text:
+            capture = await self._capturing.begin(tenant, endpoint, parameters)
         return Job(
             request_id=request_id,
             tenant_id=tenant.tenant_id,
@@ -76,6 +81,7 @@ class OrderDesk:
             began=began,
             weight=self._weights.get(tenant.tier, 1.0),
             priority=found.spec.priority,
+            capture=capture,
         )
 
     def resolve(self, name: str, caller: Caller, user: str, request_id: str) -> Resolved:

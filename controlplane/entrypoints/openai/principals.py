@@ -73,7 +73,7 @@ class KeyRing:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
 
     async def load(self) -> None:
-        self._secrets = await self._in_thread(_read_secrets)
+        self._secrets = await self.in_thread(_read_secrets)
         self._loaded = True
 
     def apply(self, event: Event) -> None:
@@ -142,15 +142,16 @@ class KeyRing:
         return True
 
     async def _read(self, key_id: str) -> None:
-        self._secrets.update(await self._in_thread(_read_secrets, key_id))
+        self._secrets.update(await self.in_thread(_read_secrets, key_id))
 
     async def write_last_use(self) -> None:
         """Call every minute or so."""
         used, self._used = self._used, {}
         if used:
-            await self._in_thread(keys.write_last_use, used)
+            await self.in_thread(keys.write_last_use, used)
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
+    async def in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """What ``function`` gives, called with a database connection off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, _with_connection, function, *arguments
         )

@@ -6,6 +6,7 @@
     project    fold new events into the read model; new events wake the others
     seal       sign checkpoints of the log and the ledger, and copy them
     usage      add up the ended requests, and now and then recount all totals
+    upkeep     archive and remove what the retention policy lets go, destroy keys of erased text
     act        ingest -> reconcile -> publish, in this order, on one thread's view of the fleet
 
 Every loop takes no arguments: a message or an event only wakes it, and it also runs every second.
@@ -80,6 +81,13 @@ class UsageBooks(Protocol):
         """Recount all totals, if the last time is long enough ago; the result is kept."""
 
 
+class Upkeep(Protocol):
+    """What lets go of what is old, or erased: blocking."""
+
+    def step(self) -> bool:
+        """One bounded round; True if there may be more to do."""
+
+
 @dataclass(frozen=True)
 class ControllerSettings:
     """Times in seconds. A lease that is not renewed for ``lease_s`` is free for others."""
@@ -92,6 +100,7 @@ class ControllerSettings:
     round_s: float = 1.0
     poll_s: float = 0.05
     verify_s: float = VERIFY_S
+    upkeep_s: float = 60.0
     holder: str = field(
         default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
     )
@@ -120,10 +129,12 @@ class Controller:
         reconnect_database: Callable[[], None] = lambda: None,
         sealing: Sealing | None = None,
         usage: UsageBooks | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self.settings, self._store, self._clock = settings, store, clock
         self._handler, self._read_model, self._usage = handler, read_model, usage
         self._reconnect_database, self.sealing = reconnect_database, sealing
+        self._upkeep = upkeep
         self.state, self.loads = FleetState(), FleetLoads()
         self.ingest = Ingest(handler, clock, self.state, self.loads, settings.timings)
         self.reconciler = Reconciler(handler, clock, self.state, self.loads)
@@ -134,7 +145,8 @@ class Controller:
         self.lease: Lease | None = None
         self._lease_until = 0.0
         self.projected, self.head = 0, 0
-        self.stats = {name: LoopStats() for name in ("lease", "project", "act", "seal", "usage")}
+        loops = ("lease", "project", "act", "seal", "usage", "upkeep")
+        self.stats = {name: LoopStats() for name in loops}
         self.events: Counter[str] = Counter()  # all in the log, by type
         self._planned: tuple[int, float] = (-1, 0.0)  # log position and time of the last plan
         self._wake = asyncio.Event()
@@ -151,6 +163,7 @@ class Controller:
             asyncio.create_task(self._repeat("project", self._project, self.settings.poll_s)),
             asyncio.create_task(self._repeat("seal", self._seal, self.settings.round_s)),
             asyncio.create_task(self._repeat("usage", self._keep_usage, self.settings.round_s)),
+            asyncio.create_task(self._repeat("upkeep", self._let_go, self.settings.upkeep_s)),
             asyncio.create_task(self._act_loop()),
         ]
         await stop.wait()
@@ -246,6 +259,12 @@ class Controller:
         if self.leads and self._usage is not None:
             await self._on("usage", self._usage.roll_up)
             await self._on("usage", self._usage.check_if_due)
+
+    async def _let_go(self) -> None:
+        """Round after round, as long as there is something to let go and this process leads."""
+        while self.leads and self._upkeep is not None:
+            if not await self._on("upkeep", self._upkeep.step):
+                break
 
     # --- ingest, reconcile, publish -------------------------------------------------------------
     async def _act_loop(self) -> None:

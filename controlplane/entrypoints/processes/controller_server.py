@@ -37,6 +37,7 @@ async def _run(settings: ControllerSettings, host: str, port: int, port_file: Pa
         connections.close_all,
         Sealing(bootstrap.sealer(), bootstrap.seal_store(), bootstrap.sealed_logs()),
         bootstrap.usage(),
+        bootstrap.upkeep(),
     )
     probes = probes_of(controller)
     bound = await probes.start(host, port)

@@ -23,6 +23,7 @@ from controlplane.domain.audit import (
     CommandRefused,
     DashboardUserSaved,
     SignedIn,
+    TextRead,
     redacted,
 )
 from controlplane.domain.policy import Principal
@@ -91,6 +92,10 @@ def user_saved(meta: EventMeta, username: str, role: str, tenant_id: str) -> Non
 
 def signed_in(meta: EventMeta, username: str, method: str) -> None:
     _append(ACCESS, SignedIn(username, method, time.time()), meta)
+
+
+def text_read(meta: EventMeta, tenant_id: str, request_id: str) -> None:
+    _append(ACCESS, TextRead(tenant_id, request_id, time.time()), meta)
 
 
 def meta(request: Request | HttpRequest, actor: str, reason: str = "") -> EventMeta:

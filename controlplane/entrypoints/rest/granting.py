@@ -12,7 +12,9 @@ def check_grant(request: Request, role: str, scopes: tuple[str, ...]) -> None:
     """Raise Forbidden if a key of this role and these scopes is above the caller."""
     if not may_grant(principal_in(request), role, scopes):
         raise Forbidden(
-            "forbidden_scope", "Only an administrator issues keys with admin scopes or roles."
+            "forbidden_scope",
+            "Only an administrator issues keys with admin scopes or roles, and only who may read"
+            " text issues keys with text:read.",
         )
 
 

@@ -140,7 +140,9 @@ def tenant(source: Source, tenant_id: str) -> Found:
 
 
 def _tenant_json(row: Tenant) -> Json:
-    return {**_json(row), "budgets": [budget_json(one) for one in row.budgets]}
+    shown = {**_json(row), "budgets": [budget_json(one) for one in row.budgets]}
+    del shown["text_generation"]  # which key is in use is nobody's business
+    return shown
 
 
 def budget_json(budget: Budget) -> Json:

@@ -29,6 +29,9 @@ _RESOURCES: dict[type[Any], str] = {
     tenant.ApiKeySuspended: "key",
     tenant.ApiKeyResumed: "key",
     tenant.ApiKeyRevoked: "key",
+    tenant.TenantCaptureStarted: "text",
+    tenant.TenantCaptureStopped: "text",
+    tenant.TenantTextErased: "text",
 }
 
 

@@ -522,6 +522,55 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/requests/{request_id}/text/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** @description Each reading is on record before the text is given. */
+        get: operations["requests_text"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/retention/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["retention_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/retention/{kind}/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["retention_retrieve"];
+        put: operations["retention_set"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/routes/": {
         parameters: {
             query?: never;
@@ -683,6 +732,39 @@ export interface paths {
         get?: never;
         put?: never;
         post: operations["budgets_reset"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tenants/{tenant_id}/capture/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put: operations["tenants_capture"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tenants/{tenant_id}/erase-text/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** @description The key is destroyed when the answer is there. */
+        post: operations["tenants_erase_text"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1056,6 +1138,12 @@ export interface components {
             score: number;
             terms: components["schemas"]["ScoreTerm"][];
         };
+        /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
+        CaptureOrderRequest: {
+            /** @description Kept in the audit. */
+            reason?: string;
+            captures_text: boolean;
+        };
         /** @description ``code`` of a stop; candidates and rejections of a start. */
         Change: {
             change: components["schemas"]["ChangeEnum"];
@@ -1159,6 +1247,11 @@ export interface components {
          * @enum {string}
          */
         DisaggregationEnum: "none" | "prefill-decode";
+        /** @description Why is required: what is erased is never read again. */
+        ErasureOrderRequest: {
+            /** @description Kept in the audit. */
+            reason: string;
+        };
         Event: {
             position: number;
             stream: string;
@@ -1317,6 +1410,12 @@ export interface components {
             results: components["schemas"]["Key"][];
             count: number;
         };
+        /**
+         * @description * `requests` - requests
+         *     * `text` - text
+         * @enum {string}
+         */
+        KindEnum: "requests" | "text";
         /**
          * @description * `auto` - auto
          *     * `float32` - float32
@@ -1628,6 +1727,39 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Request"][];
         };
+        RequestText: {
+            request_id: string;
+            tenant_id: string;
+            endpoint: string;
+            prompt: components["schemas"]["Said"][];
+            /** @description One a choice. */
+            answers: string[];
+            /** @description What was longer than the 128 KiB that are kept of each. */
+            truncated: components["schemas"]["TruncatedEnum"][];
+        };
+        /** @description Events and totals of usage are kept for ever, and have no policy. */
+        Retention: {
+            kind: components["schemas"]["KindEnum"];
+            /** @description null: for ever. */
+            days: number | null;
+            default_days: number;
+            /** @description False while requests stay, since ENGINE_ARCHIVE names no place for them. */
+            goes: boolean;
+            /** @description Position of the last request that lies in an archive now. */
+            removed_upto: number;
+        };
+        /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
+        RetentionOrderRequest: {
+            /** @description Kept in the audit. */
+            reason?: string;
+            /** @description 1 to 36500; null: for ever. */
+            days: number | null;
+        };
+        RetentionPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Retention"][];
+        };
         /**
          * @description * `admin` - admin
          *     * `operator` - operator
@@ -1679,6 +1811,11 @@ export interface components {
             results: components["schemas"]["Route"][];
             count: number;
         };
+        Said: {
+            /** @description A message's; or prompt, or tokens. */
+            role: string;
+            text: string;
+        };
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         ScaleOrderRequest: {
             /** @description Kept in the audit. */
@@ -1697,9 +1834,10 @@ export interface components {
          * @description * `inference` - inference
          *     * `admin:read` - admin:read
          *     * `admin:write` - admin:write
+         *     * `text:read` - text:read
          * @enum {string}
          */
-        ScopesEnum: "inference" | "admin:read" | "admin:write";
+        ScopesEnum: "inference" | "admin:read" | "admin:write" | "text:read";
         ScoreTerm: {
             name: string;
             /** Format: double */
@@ -1772,6 +1910,8 @@ export interface components {
             budgets: components["schemas"]["BudgetRule"][];
             /** @description Live ones. */
             num_keys: number;
+            /** @description Prompts and answers are kept, encrypted: only if the tenant opted in. */
+            captures_text: boolean;
             /** Format: double */
             created_at: number;
         };
@@ -1814,6 +1954,12 @@ export interface components {
          * @enum {string}
          */
         TierEnum: "free" | "standard" | "premium";
+        /**
+         * @description * `prompt` - prompt
+         *     * `answers` - answers
+         * @enum {string}
+         */
+        TruncatedEnum: "prompt" | "answers";
         /** @description What taking an event back did, or with dry_run would do. */
         Undone: {
             id: string;
@@ -3422,6 +3568,134 @@ export interface operations {
             };
         };
     };
+    requests_text: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                request_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RequestText"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    retention_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RetentionPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    retention_retrieve: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                kind: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Retention"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    retention_set: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                kind: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RetentionOrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     routes_list: {
         parameters: {
             query?: {
@@ -4129,6 +4403,92 @@ export interface operations {
         requestBody?: {
             content: {
                 "application/json": components["schemas"]["OrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    tenants_capture: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CaptureOrderRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    tenants_erase_text: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                tenant_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ErasureOrderRequest"];
             };
         };
         responses: {

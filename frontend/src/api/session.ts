@@ -48,10 +48,11 @@ export type Resource =
   | "route"
   | "node"
   | "ticket"
+  | "text"
   | "verification";
 
 const WRITES: Record<string, Resource[]> = {
-  admin: ["tenant", "key", "budget", "model", "route", "node", "ticket", "verification"],
+  admin: ["tenant", "key", "budget", "model", "route", "node", "ticket", "text", "verification"],
   operator: ["model", "route", "node", "ticket", "verification"],
   developer: ["key", "ticket"],
 };

@@ -85,6 +85,32 @@ export function resumeTenant(tenant_id: string, reason: string) {
   );
 }
 
+export function setCapture(
+  tenant_id: string,
+  captures_text: boolean,
+  reason: string,
+  etag: string,
+) {
+  return body(
+    client.PUT("/api/v1/tenants/{tenant_id}/capture/", {
+      params: { path: { tenant_id } },
+      body: { captures_text, reason },
+      headers: { ...idempotencyKey(), ...ifMatch(etag) },
+    }),
+  );
+}
+
+/** Nothing captured until now can be read once it is answered. */
+export function eraseText(tenant_id: string, reason: string) {
+  return body(
+    client.POST("/api/v1/tenants/{tenant_id}/erase-text/", {
+      params: { path: { tenant_id } },
+      body: { reason },
+      headers: idempotencyKey(),
+    }),
+  );
+}
+
 /** In effect on every gateway once it is answered. */
 export function setBudget(tenant_id: string, rule: BudgetRule, etag: string) {
   const { budget_id, scope, target, unit, limit, period } = rule;

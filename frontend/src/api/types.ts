@@ -17,6 +17,7 @@ export type Arm = Schemas["Arm"];
 export type Route = Schemas["Route"];
 export type RouteOrder = Schemas["RouteOrderRequest"];
 export type Tenant = Schemas["Tenant"];
+export type Retention = Schemas["Retention"];
 export type BudgetRule = Schemas["BudgetRule"];
 export type Budget = Schemas["Budget"];
 export type AuditEntry = Schemas["AuditEntry"];

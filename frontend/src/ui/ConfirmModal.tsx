@@ -9,6 +9,7 @@ export interface Confirmation {
   done: string;
   touches: string[];
   danger?: boolean;
+  needsReason?: boolean;
   run: (reason: string) => Promise<unknown>;
 }
 
@@ -29,11 +30,13 @@ export function ConfirmModal(props: { ask: Confirmation | null; onClose: () => v
       onClose={close}
       submitLabel={shown.label}
       submit={() => shown.run(reason)}
+      disabled={shown.needsReason && reason.trim() === ""}
     >
       <Text size="sm">{shown.text}</Text>
       <TextInput
         label="Reason"
-        description="Optional. Kept in the event log."
+        description={`${shown.needsReason ? "" : "Optional. "}Kept in the event log.`}
+        required={shown.needsReason}
         value={reason}
         onChange={(event) => setReason(event.currentTarget.value)}
       />

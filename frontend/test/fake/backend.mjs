@@ -118,6 +118,7 @@ export class FakeBackend {
     if (kind === "requests" && sub === "attempts") return ok(attemptsOf(found()));
     if (kind === "requests" && id) return ok(found());
     if (kind === "usage" && id === "check") return ok({ last: CHECK });
+    if (kind === "retention") return ok({ next: null, previous: null, results: RETENTION });
     if (kind === "usage") return ok(usageOf(query));
     if (kind === "requests") return this.page(this.requests(query), query, "after");
     if (kind === "decisions" && sub === "replay") return ok(this.replay(found()));
@@ -351,6 +352,11 @@ export class FakeBackend {
       case "PATCH":
         row.tier = body.tier;
         return ["TenantTierChanged"];
+      case "PUT capture":
+        row.captures_text = body.captures_text;
+        return [row.captures_text ? "TenantCaptureStarted" : "TenantCaptureStopped"];
+      case "POST erase-text":
+        return ["TenantTextErased"];
       case "POST suspend":
         Object.assign(row, { suspended: true, suspended_reason: body.reason });
         return ["TenantSuspended"];
@@ -471,6 +477,11 @@ const CHECK = {
   differences: [],
   seconds: 0.042,
 };
+
+const RETENTION = [
+  { kind: "requests", days: 396, default_days: 396, goes: true, removed_upto: 12_000 },
+  { kind: "text", days: null, default_days: 30, goes: true, removed_upto: 0 },
+];
 
 function usageOf({ group_by, since }) {
   const sums = {

@@ -141,6 +141,7 @@ function tenant(tenant_id, part = {}) {
     suspended_reason: "",
     budgets: [],
     num_keys: 1,
+    captures_text: false,
     created_at: T0 + 30,
     ...part,
   };

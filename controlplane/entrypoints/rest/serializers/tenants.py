@@ -9,6 +9,8 @@ from controlplane.domain.budget import SCOPES as SCOPES_OF_BUDGETS
 from controlplane.domain.policy import ALL_SCOPES, ROLES
 from controlplane.domain.tenant import TIERS
 from controlplane.entrypoints.rest.fields import (
+    Body,
+    Boolean,
     Choice,
     Number,
     Order,
@@ -46,6 +48,9 @@ class TenantSerializer(serializers.Serializer[Any]):
     suspended_reason = serializers.CharField()
     budgets = BudgetRuleSerializer(many=True)
     num_keys = serializers.IntegerField(help_text="Live ones.")
+    captures_text = serializers.BooleanField(
+        help_text="Prompts and answers are kept, encrypted: only if the tenant opted in."
+    )
     created_at = serializers.FloatField()
 
 
@@ -56,6 +61,33 @@ class TenantOrder(Order):
 
 class TenantChange(Order):
     tier = Text()
+
+
+class CaptureOrder(Order):
+    captures_text = Boolean()
+
+
+class ErasureOrder(Body):
+    """Why is required: what is erased is never read again."""
+
+    reason = Text(max_length=500, help_text="Kept in the audit.")
+
+
+class SaidSerializer(serializers.Serializer[Any]):
+    role = serializers.CharField(help_text="A message's; or prompt, or tokens.")
+    text = serializers.CharField()
+
+
+class RequestTextSerializer(serializers.Serializer[Any]):
+    request_id = serializers.CharField()
+    tenant_id = serializers.CharField()
+    endpoint = serializers.CharField()
+    prompt = SaidSerializer(many=True)
+    answers = serializers.ListField(child=serializers.CharField(), help_text="One a choice.")
+    truncated = serializers.ListField(
+        child=serializers.ChoiceField(("prompt", "answers")),
+        help_text="What was longer than the 128 KiB that are kept of each.",
+    )
 
 
 class TenantQuery(ListQuery):

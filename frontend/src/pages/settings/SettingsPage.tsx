@@ -11,12 +11,14 @@ import { Id } from "@/ui/Id";
 import { Page, Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
+import { RetentionSection } from "./RetentionSection";
 
 export function SettingsPage() {
   const status = useQuery(statusQuery);
   return (
     <Page title="Settings" sub="The health of the control plane, and what can be taken out of it.">
       <Async query={status}>{status.data && <Health status={status.data} />}</Async>
+      <RetentionSection />
       <Section title="Export">
         <Text size="sm" mb="xs">
           The event log and the request ledger, whole and streamed. JSONL keeps every field; CSV

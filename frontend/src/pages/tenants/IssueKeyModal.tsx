@@ -63,7 +63,7 @@ export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyM
       <MultiSelect
         label="Scopes"
         size="xs"
-        data={["inference", "admin:read", "admin:write"]}
+        data={["inference", "admin:read", "admin:write", "text:read"]}
         value={scopes}
         onChange={setScopes}
       />

@@ -10,6 +10,7 @@ import { type Confirmation, ConfirmModal } from "@/ui/ConfirmModal";
 import { Page } from "@/ui/Page";
 import { Status } from "@/ui/Status";
 import { BudgetSection } from "./BudgetSection";
+import { CaptureSection } from "./CaptureSection";
 import { KeySection } from "./KeySection";
 import { TierSelect } from "./TierSelect";
 
@@ -32,6 +33,7 @@ export function TenantPage() {
           <>
             <KeySection tenantId={id} />
             <BudgetSection tenantId={id} />
+            <CaptureSection tenant={tenant.data.value} etag={tenant.data.etag} />
             {writable && <TierSelect tenant={tenant.data.value} etag={tenant.data.etag} />}
           </>
         )}

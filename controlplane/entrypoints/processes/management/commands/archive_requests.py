@@ -1,4 +1,6 @@
-"""``manage.py archive_requests``: the ledger's retention, for a timer to run once a day.
+"""``manage.py archive_requests``: old requests into an archive now, whatever the policy says.
+
+The controller does the same by the retention policy, where ``ENGINE_ARCHIVE`` is set.
 
 ::
 
@@ -10,16 +12,12 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from controlplane import bootstrap
-from controlplane.adapters.export.destinations import destination_of
-from controlplane.adapters.export.formats import FORMATS, format_of
-from controlplane.application.archive import archive
+from controlplane.adapters.export.formats import FORMATS
 from controlplane.application.exports import ExportError
 from controlplane.application.ports import IntegrityError, StoreUnavailable
 from controlplane.application.proving import Damaged
-from controlplane.application.records import REQUESTS
 from controlplane.domain.policy import WRITE, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
-from controlplane.verify import verify_export
 
 _DAY = 86_400.0
 
@@ -34,19 +32,13 @@ class Command(DatabaseCommand):
         parser.add_argument("--format", choices=FORMATS, default="jsonl")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        keys = [bootstrap.signer().public]
+        before = bootstrap.clock().now() - options["older_than"] * _DAY
         try:
-            moved = archive(
-                bootstrap.export_source(REQUESTS),
-                bootstrap.seal_store(),
-                format_of(options["format"], REQUESTS),
-                lambda name: destination_of(f"{options['out'].rstrip('/')}/{name}"),
-                lambda folder: verify_export(folder, keys),
-                bootstrap.clock().now() - options["older_than"] * _DAY,
-            )
+            moved = bootstrap.archive_into(options["out"], before, form=options["format"])
         except (ExportError, IntegrityError, StoreUnavailable, Damaged) as error:
             raise CommandError(f"Nothing was removed: {error}") from error
         if moved is None:
             self.stdout.write("nothing is old enough")
             return
+        bootstrap.retention().note()
         self.stdout.write(f"{moved.rows} requests, {moved.first} to {moved.upto}: {moved.name}")
