@@ -41,7 +41,7 @@ def planned(text: str) -> tuple[list[Order], list[list[Event]]]:
     return orders, events
 
 
-def _require_versions(orders: list[FileOrder], events: list[list[Event]]) -> None:
+def _require_versions(orders: list[Order], events: list[list[Event]]) -> None:
     """Raise Invalid if an arm that changes names a version neither known nor of this file."""
     new = {
         version_id(order.command.name, order.command.spec.version)
