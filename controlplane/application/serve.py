@@ -26,7 +26,7 @@ from functools import partial
 import msgspec
 
 from controlplane.application.attempts import attempts_of
-from controlplane.application.call import Call, Part
+from controlplane.application.call import Call, Part, nowhere_else
 from controlplane.application.inference import (
     Generator,
     Job,
@@ -144,9 +144,7 @@ class Serving:
         except Refused:
             part.finish_reason = "error"
             call.num_open -= 1
-            call.error = call.error or Refused(
-                "engine_lost", "The engine was lost and no other is ready.", retry_after=2
-            )
+            call.error = call.error or nowhere_else(part)
 
     # --- the end --------------------------------------------------------------------------------
     async def end(self, call: Call) -> Terminal:
