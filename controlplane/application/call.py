@@ -37,6 +37,7 @@ _TRY_ELSEWHERE = frozenset(
     {"node_unreachable", "node_restarted", "node_lost", "replica_not_ready"} | QUEUE_FULL
 )
 _OUTCOMES = {"error": "error", "cancelled": "cancelled"}  # of an attempt; all else is ok
+_RETIRED = "replica_retired"  # the replica was to end, and its time to finish was over
 _ENGINE_LOST = _TRY_ELSEWHERE | {"worker_lost", "replica_lost", "engine_lost", "worker_died"}
 
 
@@ -210,7 +211,7 @@ class Call:
 
     def _may_retry(self, part: Part, code: str) -> bool:
         return (
-            code in _TRY_ELSEWHERE
+            (code in _TRY_ELSEWHERE or code == _RETIRED)
             and not self.stopping
             and not self.client_gone
             and part.num_output_tokens == 0
@@ -254,6 +255,15 @@ class Call:
             self.on_cut()
 
 
+def nowhere_else(part: Part) -> Refused:
+    """The end of a part that was given back, or whose replica is gone, and that no other takes."""
+    if part.set_back is not None and part.set_back.code in QUEUE_FULL:
+        return part.set_back
+    if part.tries and part.tries[-1].error_code == _RETIRED:
+        return Refused(_RETIRED, "The replica was retired and no other is ready.", retry_after=2)
+    return Refused("engine_lost", "The engine was lost and no other is ready.", retry_after=2)
+
+
 def _error_of(delta: Any) -> Refused | None:
     """The error a terminal delta stands for; a cancellation nobody asked for is one too."""
     if delta.finish_reason == "error":
@@ -262,6 +272,9 @@ def _error_of(delta: Any) -> Refused | None:
             return Refused(code, delta.error_message, retry_after=QUEUE_RETRY_S)
         if code in _ENGINE_LOST:
             return Refused("engine_lost", "The engine was lost.", retry_after=1)
+        if code == _RETIRED:
+            message = "The replica was retired or moved, and its time to finish was over."
+            return Refused(code, message, retry_after=1)
         return Refused(code, delta.error_message or "The engine failed.")
     if delta.finish_reason == "cancelled":
         return Refused("engine_lost", "The generation was cancelled.", retry_after=1)

@@ -35,7 +35,7 @@ lawful YAML too, and is refused.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -169,8 +169,26 @@ def parse(text: str) -> CatalogFile:
     try:
         return _whole(msgspec.convert(strict_yaml.load(text), CatalogFile))
     except msgspec.ValidationError as error:
-        unknown = "unknown field" in str(error)
-        raise Invalid("unknown_field" if unknown else "invalid_type", str(error)) from None
+        raise _mistake(str(error)) from None
+
+
+def _mistake(sentence: str) -> Invalid:
+    """``Object contains unknown field `gpu` - at `$.models[0]` `` and what is known there."""
+    if "unknown field" not in sentence:
+        return Invalid("invalid_type", sentence)
+    entry: Any = CatalogFile
+    for name in re.findall(r"\.(\w+)", sentence.rpartition(" - at `$")[2]):
+        entry = _struct_in(get_type_hints(entry).get(name)) or entry  # a field may be named so
+    known = ", ".join(sorted(entry.__struct_fields__))
+    hint = " An entry is one version of a model." if entry is ModelEntry else ""
+    return Invalid("unknown_field", f"{sentence}; known are {known}.{hint}")
+
+
+def _struct_in(hint: Any) -> Any:
+    """The struct of ``X``, ``X | None`` or ``tuple[X, ...]``."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
+    return next(filter(None, map(_struct_in, get_args(hint))), None)
 
 
 def _whole(file: CatalogFile) -> CatalogFile:

@@ -26,7 +26,7 @@ from functools import partial
 import msgspec
 
 from controlplane.application.attempts import attempts_of
-from controlplane.application.call import QUEUE_FULL, Call, Part
+from controlplane.application.call import Call, Part, nowhere_else
 from controlplane.application.capture import keep
 from controlplane.application.inference import (
     Generator,
@@ -159,7 +159,7 @@ class Serving:
         except Refused:
             part.finish_reason = "error"
             call.num_open -= 1
-            call.error = call.error or _nowhere(part)
+            call.error = call.error or nowhere_else(part)
 
     # --- the end --------------------------------------------------------------------------------
     async def end(self, call: Call) -> Terminal:
@@ -226,13 +226,6 @@ def _beyond(error: BudgetExceeded) -> str:
     of = f"{rule.scope} {rule.target}".strip()
     per = "in total" if rule.period == "total" else f"a {rule.period}"
     return f"The budget '{rule.budget_id}' ({rule.unit} {per}, {of}) does not cover this: {error}."
-
-
-def _nowhere(part: Part) -> Refused:
-    """Why a part that was given back finds no other replica."""
-    if part.set_back is not None and part.set_back.code in QUEUE_FULL:
-        return part.set_back
-    return Refused("engine_lost", "The engine was lost and no other is ready.", retry_after=2)
 
 
 def _wake_if_waiting(waiter: "asyncio.Future[None]") -> None:

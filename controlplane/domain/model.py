@@ -13,6 +13,7 @@ from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import checked_name
 from controlplane.domain.money import FREE, Price, check_price
 from controlplane.domain.policy import ROLES
+from controlplane.domain.source import check_source
 
 QUANTIZATIONS = ("none", "bf16", "int8", "int8-weight-only", "awq-int4")
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8")
@@ -20,7 +21,6 @@ POLICIES = ("continuous", "static", "prefill-first")
 SPECULATIONS = ("none", "ngram", "draft")
 DISAGGREGATIONS = ("none", "prefill-decode")
 PRIORITIES = ("high", "normal", "best-effort")
-SOURCE_SCHEMES = ("hf", "s3", "file", "pypi", "simulated")
 
 
 class Colocation(msgspec.Struct, frozen=True):
@@ -336,7 +336,7 @@ def _add_version(model: Model, name: str, spec: VersionSpec, now: float) -> list
 def check_spec(spec: VersionSpec) -> None:
     """Raise Invalid for the first rule the specification breaks."""
     checked_name(spec.version, "version")
-    _check_source(spec.source, "source")
+    check_source(spec.source, "source")
     _one_of(spec.quantization, QUANTIZATIONS, "quantization")
     _one_of(spec.kv_cache_dtype, KV_CACHE_DTYPES, "kv_cache_dtype")
     _one_of(spec.speculation, SPECULATIONS, "speculation")
@@ -360,14 +360,7 @@ def check_spec(spec: VersionSpec) -> None:
         raise Invalid("out_of_range", "swap_bytes is a part of gpu_memory.", "swap_bytes")
     _check_combination(spec)
     if spec.draft_model:
-        _check_source(spec.draft_model, "draft_model")
-
-
-def _check_source(source: str, param: str) -> None:
-    scheme, separator, rest = source.partition("://")
-    if not separator or scheme not in SOURCE_SCHEMES or not rest:
-        allowed = ", ".join(f"{scheme}://" for scheme in SOURCE_SCHEMES)
-        raise Invalid("source_not_allowed", f"{param} starts with one of {allowed}.", param)
+        check_source(spec.draft_model, "draft_model")
 
 
 def _check_combination(spec: VersionSpec) -> None:

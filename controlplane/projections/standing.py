@@ -10,7 +10,7 @@ from controlplane.domain import model, node
 from controlplane.domain.placement import PlacementDecided, Rejection
 from controlplane.projections.base import Projection, Recorded, Row, Rows
 from controlplane.projections.catalog import NOT_PLANNED, Version
-from controlplane.projections.fleet import Replica
+from controlplane.projections.fleet import LoadFailure, Replica
 
 SCALED_TO_ZERO = "It is scaled to zero."
 
@@ -33,8 +33,9 @@ def refresh(rows: Rows, version_id: str) -> None:
         return
     wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
     gap = rows.get(Unplaced, version_id)
+    unplaced = _why_unplaced(rows, gap) if gap else ""
     ready = sum(row.observed == "ready" for row in wanted)
-    status, reason = _status(version, ready, wanted, gap)
+    status, reason = _status(version, ready, wanted, unplaced)
     desired = len(wanted) + (gap.num_missing if gap else 0)
     now = replace(
         version, status=status, reason=reason, ready_replicas=ready, desired_replicas=desired
@@ -43,9 +44,19 @@ def refresh(rows: Rows, version_id: str) -> None:
         rows.put(now)
 
 
-def _status(
-    version: Version, ready: int, wanted: list[Replica], gap: Unplaced | None
-) -> tuple[str, str]:
+def _why_unplaced(rows: Rows, gap: Unplaced) -> str:
+    """The planner's sentence; where failures keep the version off nodes, also the last node's own.
+
+    Joined here, not in the plan: a decision is made again from its event, word for word.
+    """
+    if all(one.code != "backoff" for one in gap.rejections):
+        return gap.reason
+    told = [one for one in rows.find(LoadFailure, version_id=gap.version_id) if one.detail]
+    last = max(told, key=lambda one: (one.at, one.key), default=None)
+    return f"{gap.reason} Node {last.node_id} says: {last.detail}" if last else gap.reason
+
+
+def _status(version: Version, ready: int, wanted: list[Replica], unplaced: str) -> tuple[str, str]:
     """Status and reason; a version that answers is ready, whatever else is the matter."""
     if version.retired:
         return "retired", ""
@@ -53,7 +64,7 @@ def _status(
         return "ready", ""
     if not wanted:
         nothing = NOT_PLANNED if version.min_replicas else SCALED_TO_ZERO
-        return "unplaced", gap.reason if gap else nothing
+        return "unplaced", unplaced or nothing
     failed = [row for row in wanted if row.observed == "failed"]
     if len(failed) == len(wanted):
         last = max(failed, key=lambda row: (row.since, row.replica_id))
@@ -120,7 +131,7 @@ def _replace_unplaced(rows: Rows, event: PlacementDecided) -> set[str]:
 
 PROJECTION = Projection(
     "standing",
-    1,
+    2,
     (Unplaced,),
     {
         model.ModelVersionAdded: _version_added,

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
-from nats.js.errors import NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError
 from nats.js.object_store import ObjectStore
 
 from gpuagent.wire import codec, subjects
@@ -38,12 +38,23 @@ class BusDown(ConnectionError):
     """The bus did not take or answer this; it may or may not have arrived."""
 
 
+class NotOurBus(BusDown):
+    """The server answers, and has nothing of the system's."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"{url} answers but has none of the system's buckets: "
+            "this is the wrong bus (--nats-url), or the control plane has not started yet"
+        )
+
+
 class Bus:
     """One connection, its reconnections, and counts of what went wrong."""
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
         self._client = Client()
+        self._url = ""
         self._has_connected = False
         self.errors: Counter[str] = Counter()
         self.on_reconnect: Callable[[], None] = lambda: None
@@ -54,6 +65,7 @@ class Bus:
 
     async def connect(self, url: str, creds: Path | None) -> None:
         """Connect, however long that takes; a wrong credential is retried and counted too."""
+        self._url = url
         await self._client.connect(
             servers=url.split(","),
             name=f"gpuagent-{self._node_id}",
@@ -127,6 +139,8 @@ class Bus:
             raise BusDown("not connected yet")
         try:
             await self._jetstream.publish(subject, codec.encode(state), timeout=API_TIMEOUT_S)
+        except NoStreamResponseError as error:
+            raise NotOurBus(self._url) from error
         except (TimeoutError, NatsError) as error:
             raise BusDown(f"observed state: {error}") from error
 

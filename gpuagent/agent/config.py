@@ -4,10 +4,13 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 # One subject token: a '.' or a wildcard in a node's name would reach another node's subjects.
 NODE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -56,13 +59,32 @@ class AgentSettings(BaseSettings):
 
 def read_settings(arguments: Sequence[str]) -> AgentSettings:
     """Settings from the environment and the command line; exits with usage on a mistake."""
-    parser = argparse.ArgumentParser(prog="gpuagent", description="One node of the fleet.")
+    parser = argparse.ArgumentParser(
+        prog="gpuagent",
+        description="One node of the fleet.",
+        usage="gpuagent --node-id NODE [options]   (--help lists them)",
+    )
     for name, field in AgentSettings.model_fields.items():
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, help=field.description)
     given: dict[str, Any] = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v}
     try:
         settings = AgentSettings(**given)
         settings.label_map()
+    except ValidationError as error:
+        parser.error("; ".join(map(_mistake, error.errors())))
     except ValueError as error:
         parser.error(str(error))
+    if settings.creds and not settings.creds.is_file():
+        parser.error(
+            f"--creds: there is no file {settings.creds}; "
+            "'manage.py node_credentials NODE' on the control plane writes one and prints its path"
+        )
     return settings
+
+
+def _mistake(error: "ErrorDetails") -> str:
+    """``--threads: Input should be greater than or equal to 0``."""
+    name = str(error["loc"][0])
+    said = "is required" if error["type"] == "missing" else error["msg"]
+    said = said.removeprefix("Value error, ")
+    return f"--{name.replace('_', '-')} (or ENGINE_AGENT_{name.upper()}): {said}"

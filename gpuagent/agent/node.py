@@ -184,7 +184,9 @@ class Node:
     async def _gone(self, replica_id: str) -> None:
         self.table.remove(replica_id)
         self.meter.forget(replica_id)
-        await self.inference.lose_replica(replica_id, "engine_lost", "the replica was stopped")
+        drained = f"{self.settings.drain_seconds:g} s after it was told to stop"
+        message = f"the replica was retired or moved, and ended {drained}"
+        await self.inference.lose_replica(replica_id, "replica_retired", message)
         self.inference.forget_replica(replica_id)
 
     # --- time and end -----------------------------------------------------------------------

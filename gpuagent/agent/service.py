@@ -137,15 +137,19 @@ class Service:
 
     async def _report_observed(self) -> None:
         """Write observed state on every change, debounced, and every minute."""
-        node = self._node
+        node, said = self._node, ""
         while True:
             node.changed.clear()
             try:
                 await self._bus.write_observed(self._reports.observed())
             except BusDown as error:
-                log.warning("observed_unwritten", reason=str(error))
+                node.counts["observed_unwritten"] += 1
+                if str(error) != said:  # once, and not every second
+                    log.warning("observed_unwritten", reason=str(error))
+                said = str(error)
                 await asyncio.sleep(RETRY_S)
                 continue
+            said = ""
             with suppress(TimeoutError):
                 await asyncio.wait_for(node.changed.wait(), RESYNC_S)
             await asyncio.sleep(DEBOUNCE_S)

@@ -21,20 +21,23 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
+import structlog
 
 from gpuagent.agent import ipc
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
 from gpuagent.agent.exchange import Exchange
+from gpuagent.agent.logs import configure_logging
 from gpuagent.agent.translate import logprob, to_engine
 from gpuagent.agent.turns import Turns
 from gpuagent.engine.request import EngineStats, RequestOutput, RequestRejected
 from gpuagent.wire.messages import Delta, Generate, ReplicaSpec
+
+log = structlog.get_logger("gpuagent.worker")
 
 PR_SET_PDEATHSIG = 1
 STATS_INTERVAL_S = 0.2
@@ -69,6 +72,8 @@ class _Replica:
 
     def _delta(self, output: RequestOutput, started: float) -> Delta:
         arrived = self.arrivals.pop(output.request_id, None)
+        if output.error_code:
+            self._log_failure(output)
         return Delta(
             output.request_id,
             output.index,
@@ -76,12 +81,24 @@ class _Replica:
             output.text,
             output.finish_reason or "",
             output.error_code or "",
-            "",
+            f"The engine failed: {output.error_type}." if output.error_type else "",
             output.num_prompt_tokens,
             output.num_cached_tokens,
             output.num_output_tokens,
             0.0 if arrived is None else round(1000 * max(started - arrived, 0.0), 3),
             tuple(logprob(entry) for entry in output.logprobs) if output.logprobs else (),
+        )
+
+    def _log_failure(self, output: RequestOutput) -> None:
+        """All of it here, since the client is told no more than the exception's class: its
+        message may quote the prompt."""
+        log.error(
+            "request_failed",
+            replica=self.replica_id,
+            request=output.request_id,
+            code=output.error_code,
+            error_type=output.error_type,
+            exception=output.error_trace,
         )
 
     def stats(self) -> ipc.ReplicaStats:
@@ -207,8 +224,9 @@ class Worker:
         except RequestRejected as error:
             self._refuse(request, error.code, error.message)
         except Exception as error:  # whatever one request holds, it costs nobody else
-            traceback.print_exc()
-            self._refuse(request, "invalid_request", f"{type(error).__name__}: {error}")
+            log.exception("request_refused", replica=request.replica_id, request=request.request_id)
+            kind = type(error).__name__  # the rest may quote the prompt
+            self._refuse(request, "invalid_request", f"The engine could not take it: {kind}.")
 
     def _refuse(self, request: Generate, code: str, message: str) -> None:
         num_prompt = len(request.prompt_token_ids)
@@ -230,7 +248,7 @@ class Worker:
 
     def _fail(self, replica: _Replica, error: Exception) -> None:
         """Give up one engine and keep the others; a GPU's context is lost as a whole."""
-        traceback.print_exc()
+        log.error("engine_failed", replica=replica.replica_id, exc_info=error)
         if self._config.device.kind == "cuda":
             raise error
         del self._replicas[replica.replica_id]
@@ -321,7 +339,7 @@ def _load(
     except MemoryError as error:
         result = LoadError("out_of_memory", str(error) or "the machine has no memory left")
     except Exception as error:
-        traceback.print_exc()
+        log.exception("load_failed", replica=spec.replica_id)
         result = LoadError("load_failed", f"{type(error).__name__}: {error}")
     post(_LoadDone(spec.replica_id, result, time.monotonic() - started))
 
@@ -363,6 +381,7 @@ def _die_with_parent(parent: int) -> None:
 def main(arguments: list[str]) -> None:
     """Entry point: ``FD PARENT_PID CONFIG`` where CONFIG is a WorkerConfig as JSON."""
     _die_with_parent(int(arguments[1]))
+    configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
     connection = socket.socket(fileno=int(arguments[0]))
     config = msgspec.json.decode(arguments[2], type=ipc.WorkerConfig)

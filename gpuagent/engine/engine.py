@@ -20,6 +20,7 @@ watchdog outside, which ends the process.
 
 import secrets
 import time
+import traceback
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, islice
@@ -59,6 +60,7 @@ DEFAULT_SWAP_BYTES = 128 << 20
 DEFAULT_ITL_SECONDS = 0.2
 MAX_FAILED_STEPS = 3
 MAX_GENERATION_CONFIG_BYTES = 1 << 20
+MAX_TRACE_CHARS = 20_000
 
 
 class Span(NamedTuple):
@@ -396,16 +398,16 @@ class TorchEngine:
     def _run(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
         try:
             return self._runner.run(output)
-        except Exception:
-            return self._bisect(output, delivery)
+        except Exception as error:
+            return self._bisect(output, delivery, error)
 
-    def _bisect(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
+    def _bisect(self, output: SchedulerOutput, delivery: _Delivery, error: Exception) -> StepResult:
         """The failed step again, a half at a time; a request that raises alone ends."""
         if len(output.work) == 1:
             (work,) = output.work
             delivery.num_raised += 1
             self._runner.erase(work)
-            self._fail(work.request_id, "engine_error", delivery)
+            self._fail(work.request_id, "engine_error", delivery, error)
             return StepResult((), torch.empty(0, 0))
         middle = len(output.work) // 2
         first = self._run(replace(output, work=output.work[:middle]), delivery)
@@ -429,8 +431,8 @@ class TorchEngine:
                 continue
             try:
                 self._deliver_one(request_id, chosen, delivery)
-            except Exception:
-                self._fail(request_id, "engine_error", delivery)
+            except Exception as error:
+                self._fail(request_id, "engine_error", delivery, error)
 
     def _sample(self, result: StepResult, delivery: _Delivery) -> list[Chosen]:
         """Each request's samples, found one by one if they cannot be found together."""
@@ -447,8 +449,8 @@ class TorchEngine:
         for span in spans:
             try:
                 samples += self._choose(result, [span])
-            except Exception:
-                self._fail(span.request_id, "engine_error", delivery)
+            except Exception as error:
+                self._fail(span.request_id, "engine_error", delivery, error)
         return samples
 
     def _choose(self, result: StepResult, spans: list[Span]) -> list[Chosen]:
@@ -526,10 +528,15 @@ class TorchEngine:
             return "length"
         return None
 
-    def _fail(self, request_id: str, code: str, delivery: _Delivery) -> None:
+    def _fail(
+        self, request_id: str, code: str, delivery: _Delivery, error: Exception | None = None
+    ) -> None:
         """End a request whose results cannot be trusted, before they are recorded."""
-        sequence = self._sequence(request_id)
-        delivery.outputs.append(_output(sequence, finish_reason="error", error_code=code))
+        output = _output(self._sequence(request_id), finish_reason="error", error_code=code)
+        if error is not None:
+            trace = "".join(traceback.format_exception(error))[-MAX_TRACE_CHARS:]
+            output = replace(output, error_type=type(error).__name__, error_trace=trace)
+        delivery.outputs.append(output)
         self._forget(request_id)
 
     def _sequence(self, request_id: str) -> Sequence:

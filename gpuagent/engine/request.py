@@ -88,6 +88,8 @@ class RequestOutput:
     `text` is the detokenised delta; it is held back while it could be the start of a stop
     string or an incomplete UTF-8 sequence, so it may lag behind `token_ids`.
     `finish_reason` is None, "stop", "length", "cancelled" or "error" (then with `error_code`).
+    Where an exception was the reason, `error_type` is its class and `error_trace` its traceback as
+    text: an exception itself would keep the step's frames, and their tensors, alive.
     """
 
     request_id: str
@@ -100,6 +102,8 @@ class RequestOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    error_type: str = ""
+    error_trace: str = ""
 
 
 class RequestRejected(Exception):

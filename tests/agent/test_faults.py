@@ -259,6 +259,22 @@ async def test_a_replica_that_must_go_first_finishes_what_runs(
     await eventually(lambda: not agent.workers(), 5)
 
 
+async def test_a_stream_longer_than_the_drain_ends_as_retired(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """No crash: the code says that the replica was to end, after all that was delivered."""
+    start_agent("n1", "--drain-seconds", "0.5")
+    await plane.place("n1", spec())
+    await plane.replica("n1", "ready")
+    running = await plane.generate("n1", max_tokens=1500)
+    await plane.started(running)
+    await plane.place("n1", generation=2)
+    last = await plane.terminal(running)
+    assert (last.finish_reason, last.error_code) == ("error", "replica_retired")
+    assert "ended 0.5 s after it was told to stop" in last.error_message
+    assert 0 < len(plane.assert_contiguous(running)) < 1500
+
+
 async def test_sigterm_ends_everything_within_five_seconds(
     plane: Control, start_agent: StartAgent
 ) -> None:

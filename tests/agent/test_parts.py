@@ -50,7 +50,22 @@ def test_bad_options_end_with_usage(
     """A node's name is one subject token, or it could speak for another node."""
     with pytest.raises(SystemExit) as ended:
         read_settings(arguments)
-    assert ended.value.code == 2 and "usage" in capsys.readouterr().err
+    usage, mistake = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and usage.startswith("usage")
+    assert mistake.startswith("gpuagent: error: ") and "pydantic" not in mistake
+
+
+def test_a_missing_name_and_a_missing_file_are_said_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for arguments, said in (
+        ([], "--node-id (or ENGINE_AGENT_NODE_ID): is required"),
+        (["--node-id", "n", "--creds", str(tmp_path / "x.creds")], "there is no file"),
+        (["--node-id", "n", "--creds", str(tmp_path)], "there is no file"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            read_settings(arguments)
+        assert ended.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_cpu_shares_become_devices() -> None:

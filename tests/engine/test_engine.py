@@ -229,8 +229,22 @@ def test_an_exception_in_a_step_fails_only_the_request_it_belongs_to():
     engine = load()
     engine.executor.model = Picky(engine.executor.model, 200)
     outputs = run(engine, ask("good"), ask("bad", (1, 200, 3)))
-    assert outputs["bad"][-1].error_code == "engine_error"
+    last = outputs["bad"][-1]
+    assert (last.error_code, last.error_type) == ("engine_error", "ValueError")
+    assert last.error_trace.endswith("ValueError: cannot compute this\n")
+    assert "in forward" in last.error_trace, "where it happened"
     assert tokens_of(outputs["good"]) == greedy()
+
+
+@pytest.mark.parametrize("place", ["sample", "_logprobs"])
+def test_an_exception_beside_the_forward_pass_says_where_it_was(monkeypatch, place):
+    def broken(*_):
+        raise IndexError("out of range")
+
+    monkeypatch.setattr(f"gpuagent.engine.engine.{place}", broken)
+    (last,) = run(load(), ask("bad"))["bad"]
+    assert (last.error_code, last.error_type) == ("engine_error", "IndexError")
+    assert "in broken" in last.error_trace
 
 
 def test_a_bad_request_among_many_is_found_by_halving():

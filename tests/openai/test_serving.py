@@ -165,6 +165,7 @@ def a_job(**changes: Any) -> Job:
 ONE = FakeDelta(0, (7,), "a")
 TWO = FakeDelta(1, (8,), "b", "stop")
 LOST = FakeDelta(finish_reason="error", error_code="node_lost")
+RETIRED = FakeDelta(finish_reason="error", error_code="replica_retired")
 
 
 async def drain(call: Call) -> str:
@@ -256,6 +257,33 @@ async def test_a_wait_is_explained_by_the_callers_own_part(world: World) -> None
     world.say("req-1", TWO)
     await call.finish()
     assert not world.serving.num_of_tenant
+
+
+async def test_a_retired_replica_is_not_said_to_be_lost(world: World) -> None:
+    """After the first token the stream ends as what it is, and nothing is sent anywhere else."""
+    call = await world.serving.start(a_job())
+    world.say("req-1", ONE, replace(RETIRED, index=1))
+    assert await drain(call) == "a"
+    terminal = await call.finish()
+    assert (call.error.code, status_of(call.error)) == ("replica_retired", 503)
+    assert (
+        call.error.message == "The replica was retired or moved, and its time to finish was over."
+    )
+    assert len(world.nodes.orders) == 1 and terminal.error_code == "replica_retired"
+
+
+async def test_what_a_retired_replica_never_began_goes_elsewhere(world: World) -> None:
+    """Only when no other replica is left does the client hear of it."""
+    call = await world.serving.start(a_job())
+    world.say("req-1", RETIRED)
+    reading = asyncio.ensure_future(drain(call))
+    await asyncio.sleep(0)
+    assert [node for node, _ in world.nodes.orders] == ["n1", "n2"]
+    world.say("req-1", RETIRED)
+    await reading
+    terminal = await call.finish()
+    assert call.error.code == "replica_retired" and "no other is ready" in call.error.message
+    assert (terminal.outcome, terminal.num_prompt_tokens) == ("error", 0)
 
 
 async def test_a_client_that_leaves_is_billed_for_what_the_node_says(world: World) -> None:

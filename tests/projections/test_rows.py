@@ -208,6 +208,19 @@ def test_how_a_version_stands() -> None:
     assert fleet_after(unplaced, closed).all(Unplaced) == ()
 
 
+def test_a_version_kept_off_by_failures_shows_what_its_node_said() -> None:
+    """Not only the code: the planner knows no more, the row of the failure does."""
+    waits = placement.Rejection(s.NODE, 0, "backoff", "failed 1 times there")
+    gap = placement.Unplaced(s.V1, 1, "backoff", "1 replica waits.", (waits,))
+    planned = placement.PlacementDecided(
+        "d3", 3, (), (placement.Stopped(s.ASSIGNMENT, "failed", ""),), (gap,), 7.0
+    )
+    shown = standing_after(PLACED, FAILED, planned)
+    assert shown[3] == f"1 replica waits. Node {s.NODE} says: 1 GiB free"
+    full = replace(gap, rejections=())
+    assert standing_after(PLACED, FAILED, replace(planned, unplaced=(full,)))[3] == full.reason
+
+
 def test_a_retired_version_is_retired_whatever_runs() -> None:
     retired = ("model-smollm2", model.ModelVersionRetired("smollm2", "v1", 9.0))
     rows = rows_after(*FLEET, ("placement", PLACED), ("node-n1", READY), retired)

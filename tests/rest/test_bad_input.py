@@ -168,6 +168,21 @@ def test_sources_are_of_known_schemes(api: Api) -> None:
         assert problem(answer, 400) == "source_not_allowed", source
 
 
+def test_a_text_that_no_node_could_take_is_no_source(api: Api) -> None:
+    """Over REST and in a file; a draft model's as well. Nothing is registered."""
+    for source in ("pypi://../x", "hf://../..", "pypi://--index-url=http://x==1",
+                   "simulated://x?step_ms=nan"):  # fmt: skip
+        answer = api.post("models/m/versions/", {**SPEC, "source": source})
+        assert problem(answer, 400) == "invalid_source", source
+        text = f"models: [{{name: m2, source: '{source}', gpu_memory: 1GiB}}]"
+        answer = api.call("post", "apply/", raw=text, content_type="application/yaml")
+        assert problem(answer, 400) == "invalid_source", source
+    draft = {"speculation": "draft", "draft_model": "hf://../.."}
+    answer = api.post("models/m/versions/", {**SPEC, "source": "hf://a/b@main", **draft})
+    assert problem(answer, 400) == "invalid_source"
+    assert api.get("models/m2/").status_code == 404
+
+
 def test_route_weights_are_finite_and_above_nothing(api: Api) -> None:
     for arms in (
         [{**ARM, "weight": -1}],

@@ -187,6 +187,31 @@ def test_other_sizes_are_refused(text: str) -> None:
         memory_bytes(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("modells: []", "end, format, models, routes, tenants."),
+        ("models: [{name: a, versions: []}]", "tensor_parallel, version. An entry is one version"),
+        ("models: [{name: a, replicas: {mni: 1}}]", "max, min."),
+        ("tenants: [{name: a, budgets: [{nam: b}]}]", "limit, name, period, scope, target, unit."),
+        ("'x - at `$.format': 1", "end, format, models, routes, tenants."),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_known_ones_of_its_place(
+    text: str, known: str
+) -> None:
+    with pytest.raises(Invalid) as refused:
+        parse(text)
+    assert refused.value.code == "unknown_field" and "; known are " in refused.value.message
+    assert known in refused.value.message
+
+
+def test_the_example_in_the_readme_is_such_a_file(admin: Api) -> None:
+    readme = Path(__file__).parents[2] / "controlplane" / "README.md"
+    example = readme.read_text().partition("```yaml\n")[2].partition("```")[0]
+    assert apply(admin, example, "?dry_run=true").json()["changed"] == 7
+
+
 def test_replicas_are_said_in_either_form() -> None:
     lines = "models: [{name: m, source: 'simulated://x', gpu_memory: 1, %s}]"
     for text, expected in (

@@ -42,6 +42,7 @@ _STATUS = {
     "engine_lost": 503,
     "model_not_ready": 503,
     "overloaded": 503,
+    "replica_retired": 503,
     "shutting_down": 503,
 }
 _TYPE = {403: "permission_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}

@@ -77,8 +77,8 @@ class SimulatedParams:
 def parse_params(source: str) -> SimulatedParams:
     """Parameters of ``simulated://name?...``; raises LoadError ``source_invalid``."""
     kinds = {name: kind.type for name, kind in SimulatedParams.__dataclass_fields__.items()}
-    given = dict(parse_qsl(urlsplit(source).query, keep_blank_values=True))
     try:
+        given = dict(parse_qsl(urlsplit(source).query, keep_blank_values=True))
         return SimulatedParams(**{name: kinds[name](text) for name, text in given.items()})  # type: ignore[operator]
     except (KeyError, ValueError) as error:
         raise LoadError("source_invalid", f"{source!r}: {error}") from error
