@@ -30,6 +30,7 @@ SIMULATED: dict[str, tuple[type, float, float]] = {
     "blocks": (int, -INFINITY, INFINITY),
     "load_fails": (str, 0, 0),
     "raises_at": (int, -INFINITY, INFINITY),
+    "shares": (int, -INFINITY, INFINITY),
 }
 _FORMS = {
     "pypi": (

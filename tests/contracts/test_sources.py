@@ -20,7 +20,7 @@ GOOD = (
     "simulated://tiny?",
     "simulated://tiny?step_ms=20&prefill_tps=20000&vocab=1000&load_ms=0&stop_after=0",
     "simulated://?vocab=260&step_ms=60000&load_ms=600000&prefill_tps=inf",
-    "simulated://x?load_fails=&raises_at=3&blocks=-1",
+    "simulated://x?load_fails=&raises_at=3&blocks=-1&shares=0",
     "simulated://x?step_ms=nan&step_ms=1",
 )
 BAD = (
