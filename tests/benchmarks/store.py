@@ -318,7 +318,7 @@ def report(database: str, seen: Seen) -> tuple[dict[str, float], dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--only", choices=("sqlite", "postgres"))
     options = parser.parse_args()
     figures: dict[str, float] = {}
