@@ -139,6 +139,7 @@ ADMINISTRATIVE: tuple[type[Event], ...] = (
     *get_args(route.RouteEvent),
     node.NodeDrainStarted,
     node.NodeDrainEnded,
+    *get_args(retention.RetentionEvent),
 )
 _CHANGED: Sequence[Projection] = (
     tenants.PROJECTION,

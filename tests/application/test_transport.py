@@ -46,13 +46,26 @@ class Node:
         self.generates: list[Generate] = []
         self.cancels: list[Cancel] = []
         self.resends: list[Resend] = []
+        self.is_heard = False
 
-    async def start(self) -> None:
+    async def start(self, control_plane: Bus) -> None:
+        """Returns once what the control plane sends arrives. The server has the subscriptions
+        when it has answered a flush, and carries them to the other account a moment later."""
+        await self._subscribe()
+        hello = encode(Cancel(gateway="gw", request_ids=()))
+        while not self.is_heard:
+            await control_plane.client.publish(subjects.cancel(self.node_id), hello)
+            await asyncio.sleep(0.02)
+
+    async def _subscribe(self) -> None:
         async def generate(message: Msg) -> None:
             self.generates.append(decode(message.data, Generate))
 
         async def cancel(message: Msg) -> None:
-            self.cancels.append(decode(message.data, Cancel))
+            order = decode(message.data, Cancel)
+            self.is_heard = True
+            if order.request_ids:
+                self.cancels.append(order)
 
         async def resend(message: Msg) -> None:
             self.resends.append(decode(message.data, Resend))
@@ -78,7 +91,7 @@ async def pair(server: NatsServer) -> AsyncIterator[tuple[Transport, Node, Bus]]
         transport = Transport(bus, "gw", time.monotonic)
         await transport.start()
         agent = Node(far, "n1")
-        await agent.start()
+        await agent.start(bus)
         yield transport, agent, bus
 
 
@@ -140,7 +153,7 @@ async def test_silence_is_asked_about(nats: NatsServer) -> None:  # noqa: F811
         transport = Transport(bus, "gw", lambda: clock[0])
         await transport.start()
         agent = Node(far, "n1")
-        await agent.start()
+        await agent.start(bus)
         await transport.generate("n1", request(), lambda d: None)
         await transport.tick()
         assert transport.counts["resend"] == 0
@@ -156,7 +169,7 @@ async def test_a_gap_that_is_never_filled_fails_the_stream(nats: NatsServer) -> 
         transport = Transport(bus, "gw", lambda: clock[0])
         await transport.start()
         agent = Node(far, "n1")
-        await agent.start()
+        await agent.start(bus)
         got: list[Delta] = []
         await transport.generate("n1", request(), got.append)
         while not got:

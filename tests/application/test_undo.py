@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from controlplane.application.ports import EventMeta, RecordedEvent
 from controlplane.application.undo import RULES, compensation
-from controlplane.domain import model, node, route, tenant
+from controlplane.domain import model, node, retention, route, tenant
 from controlplane.domain.audit import CommandRefused, cause_of_undo
 from controlplane.domain.decider import Event, fold
 from controlplane.domain.errors import Conflict
@@ -48,6 +48,11 @@ UNDOABLE: list[tuple[str, Sequence[Event], Event]] = [
     ("tenant-acme", (*TENANT, ISSUED), tenant.ApiKeySuspended(ACME, KEY, "leaked?", 2.0)),
     ("tenant-acme", (*TENANT, ISSUED, tenant.ApiKeySuspended(ACME, KEY, "leaked?", 2.0)),
      tenant.ApiKeyResumed(ACME, KEY, 3.0)),
+    ("tenant-acme", TENANT, tenant.TenantCaptureStarted(ACME, 1.0)),
+    ("tenant-acme", (*TENANT, tenant.TenantCaptureStarted(ACME, 1.0)),
+     tenant.TenantCaptureStopped(ACME, 2.0)),
+    ("retention-text", (retention.RetentionSet("text", 30, 60, 1.0),),
+     retention.RetentionSet("text", 60, None, 2.0)),
     ("model-smollm2", MODEL[:2], MODEL[2]),
     ("model-smollm2", MODEL, model.ModelVersionScaled("smollm2", "v1", 0, 9, 1.0)),
     ("model-smollm2", MODEL, model.ModelPriceSet("smollm2", "v1", model.Price(1, 1, 2), 1.0)),
@@ -70,6 +75,8 @@ FINAL: list[tuple[str, Sequence[Event], Event]] = [
     ("tenant-acme", TENANT, tenant.TenantDeleted(ACME, 1.0)),
     ("tenant-acme", TENANT, tenant.ApiKeyRevoked(ACME, KEY, 1.0)),
     ("tenant-acme", (*TENANT, ISSUED), tenant.ApiKeyRotated(ACME, KEY, "s2", "abcd", 9.0, 2.0)),
+    ("tenant-acme", TENANT, tenant.TenantTextErased(ACME, 0, 1.0)),
+    ("retention-requests", (), retention.SegmentRemoved("requests", 1, 1000, "a", 1.0)),
     ("model-smollm2", (), MODEL[0]),
     ("model-smollm2", MODEL, model.ModelVersionRetired("smollm2", "v1", 1.0)),
 ]
