@@ -18,7 +18,7 @@ export default defineConfig({
     environment: "jsdom",
     include: ["test/**/*.test.{ts,tsx}"],
     setupFiles: ["test/setup.ts"],
-    testTimeout: 15_000,
+    testTimeout: 40_000,
     pool: "forks",
     maxWorkers: 1,
   },

@@ -1,7 +1,9 @@
 /** What jsdom lacks and a browser has. */
 import { notifications } from "@mantine/notifications";
-import { cleanup } from "@testing-library/react";
+import { cleanup, configure } from "@testing-library/react";
 import { afterEach, vi } from "vitest";
+
+configure({ asyncUtilTimeout: 8_000 }); // a busy machine is slow, not wrong
 
 Object.defineProperty(window, "matchMedia", {
   writable: true,
