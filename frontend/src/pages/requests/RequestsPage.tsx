@@ -21,7 +21,7 @@ export function RequestsPage() {
   return (
     <Page
       title="Requests"
-      sub="The ledger: one record per inference request. Prompts are not stored."
+      sub="The ledger: one record per inference request. Prompts are kept only where a tenant asked for it."
     >
       <RequestFilterBar
         key={JSON.stringify(filters)}
