@@ -265,7 +265,7 @@ async def test_without_a_server_requests_are_refused_at_once(nats: NatsServer) -
         assert time.monotonic() - before < 0.1
         assert transport.num_in_flight("n1") == 0
         nats.start()
-        await until(lambda: bus.connected and agent.bus.connected, 5)
+        await until(lambda: bus.connected and agent.bus.connected, 20)
         assert agent.generates == []
         got: list[Delta] = []
         await transport.generate("n1", request("req-2"), got.append)
@@ -282,11 +282,11 @@ async def test_after_a_reconnection_running_streams_go_on(nats: NatsServer) -> N
         await until(lambda: got)
         nats.stop(kill=True)
         nats.start()
-        await until(lambda: bus.connected and agent.bus.connected, 5)
-        await until(lambda: transport.counts["resend"], 5)
+        await until(lambda: bus.connected and agent.bus.connected, 20)
+        await until(lambda: transport.counts["resend"], 20)
         await transport.tick()
         await agent.frame(delta(1, 2, finish="stop"))
-        await until(lambda: got[-1].finish_reason, 5)
+        await until(lambda: got[-1].finish_reason, 20)
         assert [t for d in got for t in d.token_ids] == [1, 2]
 
 

@@ -149,19 +149,19 @@ def test_who_stops_capturing_keeps_what_was_captured_and_adds_nothing(stack: Sta
 def test_erased_text_is_gone_for_good_while_every_seal_holds(stack: Stack) -> None:
     """The wrapped key is in no file any more; log, ledger and texts verify as before; what comes
     later has another key."""
-    key = opted_in(stack, "gone")
+    key = opted_in(stack, "erased")
     request_id, _ = kept(stack, key, messages=said(MARKER))
     manage(stack, "seal")
     assert "intact" in manage(stack, "verify")
-    wrapped = bytes(TextKeyRow.objects.get(tenant_id="gone").wrapped)
+    wrapped = bytes(TextKeyRow.objects.get(tenant_id="erased").wrapped)
     assert holding(stack, wrapped) != []
 
     reason = "asked for by the customer"
-    assert manage(stack, "erase_text", "gone", "--reason", reason) == "1 keys destroyed\n"
+    assert manage(stack, "erase_text", "erased", "--reason", reason) == "1 keys destroyed\n"
 
     stored = texts.find(request_id, None)
-    assert stored is not None and text_keys.existing_key("gone", 0) is None
-    assert text_keys.key_of("gone", 0, time.time()) is None  # nor is one made in its place
+    assert stored is not None and text_keys.existing_key("erased", 0) is None
+    assert text_keys.key_of("erased", 0, time.time()) is None  # nor is one made in its place
     assert holding(stack, wrapped) == []
     said_by = [one.meta.reason for one in stack.store.read_stream("tenant-gone")]
     assert said_by[-1] == reason
