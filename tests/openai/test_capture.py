@@ -163,7 +163,7 @@ def test_erased_text_is_gone_for_good_while_every_seal_holds(stack: Stack) -> No
     assert stored is not None and text_keys.existing_key("erased", 0) is None
     assert text_keys.key_of("erased", 0, time.time()) is None  # nor is one made in its place
     assert holding(stack, wrapped) == []
-    said_by = [one.meta.reason for one in stack.store.read_stream("tenant-gone")]
+    said_by = [one.meta.reason for one in stack.store.read_stream("tenant-erased")]
     assert said_by[-1] == reason
     manage(stack, "seal")
     assert "intact" in manage(stack, "verify")
