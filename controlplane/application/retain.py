@@ -86,8 +86,10 @@ class Retention:
 
     def _remove_texts(self) -> int:
         before, count = self._before(TEXT), 0
-        for _ in range(MAX_TEXT_BATCHES if before is not None else 0):
-            removed = self.texts.remove_before(before or 0.0)
+        if before is None:
+            return 0
+        for _ in range(MAX_TEXT_BATCHES):
+            removed = self.texts.remove_before(before)
             count += removed
             if not removed:
                 break

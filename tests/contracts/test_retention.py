@@ -8,25 +8,22 @@ from django.db import connections
 
 from controlplane.adapters.checkpoint_file import CheckpointFiles
 from controlplane.adapters.clock import ManualClock
-from controlplane.adapters.export.destinations import Folder
-from controlplane.adapters.export.formats import format_of
 from controlplane.adapters.ledger.models import CapturedText, InferenceRequest
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import usage_findings
 from controlplane.adapters.ledger.texts import BATCH, TextStore, text_findings
-from controlplane.application.archive import Archived, archive
+from controlplane.application.archive import Archived
 from controlplane.application.capture import Text, TextKey, encrypt
 from controlplane.application.check import check_everything
-from controlplane.application.export_scan import Source
 from controlplane.application.handle import CommandHandler
 from controlplane.application.notes import Signer
 from controlplane.application.ports import EventMeta
-from controlplane.application.records import REQUESTS
 from controlplane.application.retain import DAY_S, Retention
 from controlplane.application.seal import Sealer
 from controlplane.domain.retention import DECIDER, SegmentRemoved, SetRetention
 from controlplane.verify import verify_export
 from tests.contracts.stores import Stores
+from tests.proof.archiving import archive_into
 from tests.proof.filling import fill_ledger
 
 SIGNER = Signer("test", bytes(range(32)))
@@ -66,15 +63,7 @@ class Installation:
         return Retention(self.handler, self.clock, self.seals, TextStore(), into)
 
     def archive(self, before: float, most: int = 2) -> Archived | None:
-        return archive(
-            Source("test", self.records, self.seals, SIGNER, self.clock),
-            self.seals,
-            format_of("jsonl", REQUESTS),
-            lambda name: Folder(self.folder / name),
-            lambda folder: verify_export(folder, [SIGNER.public]),
-            before,
-            most,
-        )
+        return archive_into(self.folder, self.records, self.seals, SIGNER, self.clock, before, most)
 
     def set_days(self, kind: str, days: int | None) -> None:
         order = SetRetention(kind, days, self.clock.now())

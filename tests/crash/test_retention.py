@@ -13,17 +13,14 @@ import pytest
 from controlplane.adapters.checkpoint_file import CheckpointFiles
 from controlplane.adapters.clock import ManualClock, SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
-from controlplane.adapters.export.destinations import Folder
-from controlplane.adapters.export.formats import format_of
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import usage_findings
 from controlplane.adapters.ledger.texts import TextStore, text_findings
 from controlplane.application import failpoints
-from controlplane.application.archive import Archived, archive
+from controlplane.application.archive import Archived
 from controlplane.application.capture import Text, TextKey, encrypt
 from controlplane.application.check import check_everything
 from controlplane.application.erase import finish_all
-from controlplane.application.export_scan import Source
 from controlplane.application.failpoints import FAILPOINTS
 from controlplane.application.handle import CommandHandler
 from controlplane.application.notes import Signer
@@ -36,6 +33,7 @@ from controlplane.domain.ids import TenantId
 from controlplane.domain.retention import SegmentRemoved, SetRetention
 from controlplane.verify import verify_export
 from tests.crash.places import copied_sqlite, fork, point_django_at, run, wait
+from tests.proof.archiving import archive_into
 from tests.proof.filling import fill_ledger
 
 SIGNER = Signer("test", bytes(range(32)))
@@ -94,15 +92,7 @@ class Place:
             pass
 
     def _archive(self, before: float) -> Archived | None:
-        return archive(
-            Source("test", self.records, self.seals, SIGNER, self.clock),
-            self.seals,
-            format_of("jsonl", REQUESTS),
-            lambda name: Folder(self.folder / name),
-            lambda folder: verify_export(folder, [SIGNER.public]),
-            before,
-            1,
-        )
+        return archive_into(self.folder, self.records, self.seals, SIGNER, self.clock, before, 1)
 
     def check(self, finished: bool) -> None:
         """Every record is here or in a verified archive; what was removed is noted, once."""

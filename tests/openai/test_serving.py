@@ -228,19 +228,25 @@ async def test_when_no_replica_is_left_the_call_fails(world: World) -> None:
     assert (terminal.outcome, terminal.num_prompt_tokens) == ("error", 0)
 
 
+async def given_back_by_both(world: World, delta: FakeDelta) -> Call:
+    """A call that the first node gives back with ``delta``, and then the other one too."""
+    call = await world.serving.start(a_job())
+    world.say("req-1", delta)
+    reading = asyncio.ensure_future(drain(call))
+    await asyncio.sleep(0)
+    assert [node for node, _ in world.nodes.orders] == ["n1", "n2"]
+    world.say("req-1", delta)
+    await reading
+    return call
+
+
 async def test_a_full_queue_is_tried_elsewhere_and_then_said_in_the_nodes_words(
     world: World,
 ) -> None:
     """Not as a lost engine, and with the numbers; the client may come again."""
     full = FakeDelta(finish_reason="error", error_code="tenant_queue_full",
                      error_message="You have 80 unfinished requests.")  # fmt: skip
-    call = await world.serving.start(a_job())
-    world.say("req-1", full)
-    reading = asyncio.ensure_future(drain(call))
-    await asyncio.sleep(0)
-    assert [node for node, _ in world.nodes.orders] == ["n1", "n2"]
-    world.say("req-1", full)
-    await reading
+    call = await given_back_by_both(world, full)
     await call.finish()
     assert (call.error.code, call.error.message) == (full.error_code, full.error_message)
     assert call.error.retry_after > 0 and status_of(call.error) == 429
@@ -274,13 +280,7 @@ async def test_a_retired_replica_is_not_said_to_be_lost(world: World) -> None:
 
 async def test_what_a_retired_replica_never_began_goes_elsewhere(world: World) -> None:
     """Only when no other replica is left does the client hear of it."""
-    call = await world.serving.start(a_job())
-    world.say("req-1", RETIRED)
-    reading = asyncio.ensure_future(drain(call))
-    await asyncio.sleep(0)
-    assert [node for node, _ in world.nodes.orders] == ["n1", "n2"]
-    world.say("req-1", RETIRED)
-    await reading
+    call = await given_back_by_both(world, RETIRED)
     terminal = await call.finish()
     assert call.error.code == "replica_retired" and "no other is ready" in call.error.message
     assert (terminal.outcome, terminal.num_prompt_tokens) == ("error", 0)

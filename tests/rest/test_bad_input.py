@@ -170,7 +170,7 @@ def test_sources_are_of_known_schemes(api: Api) -> None:
 
 def test_a_text_that_no_node_could_take_is_no_source(api: Api) -> None:
     """Over REST and in a file; a draft model's as well. Nothing is registered."""
-    for source in ("pypi://../x", "hf://../..", "pypi://--index-url=http://x==1",
+    for source in ("pypi://../x", "hf://../..", "pypi://--pre==1",
                    "simulated://x?step_ms=nan"):  # fmt: skip
         answer = api.post("models/m/versions/", {**SPEC, "source": source})
         assert problem(answer, 400) == "invalid_source", source
