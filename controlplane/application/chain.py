@@ -13,6 +13,7 @@ The hash of position n is SHA-256(hash of n-1 || record of n); position 1 follow
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from operator import itemgetter
 
 import msgspec
 
@@ -21,35 +22,52 @@ from controlplane.application.ports import Columns, Head, IntegrityError, Record
 GENESIS = Head(0, bytes(32))
 
 _encode = msgspec.json.Encoder().encode
+_header = itemgetter(0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11)
 
 
 def link(previous: bytes, columns: Columns) -> bytes:
-    """The hash (32 bytes) of one record after ``previous``."""
-    header = _encode(columns[:5] + columns[6:])
-    return sha256(b"%b%b\n%b" % (previous, header, columns[5])).digest()
+    """The hash (32 bytes) of one record after ``previous``; raises IntegrityError if it is none."""
+    try:
+        record = (previous, _encode(_header(columns)), b"\n", columns[5])
+        return sha256(b"".join(record)).digest()
+    except (TypeError, ValueError) as error:  # a damaged file may hold a number for a text
+        raise IntegrityError(columns[0], "the record is not of its columns' types") from error
 
 
 def follow(head: Head, events: Iterable[RecordedEvent]) -> Head:
     """The head after ``events``; raises IntegrityError at the first that does not continue it."""
-    return follow_columns(head, ((columns_of(event), event.hash) for event in events))
+    position, digest = head
+    for event in events:
+        position += 1
+        if event.position != position:
+            raise _gap(position, event.position)
+        digest = link(digest, columns_of(event))
+        if digest != event.hash:
+            raise _changed(position)
+    return Head(position, digest)
 
 
 def follow_columns(head: Head, records: Iterable[tuple[Columns, bytes]]) -> Head:
     """As ``follow``, on stored columns, which need not be decodable."""
-    position, digest = head.position, head.hash
+    position, digest = head
     for columns, stored in records:
         position += 1
         if columns[0] != position:
-            raise IntegrityError(position, f"missing: the next one stored is {columns[0]}")
+            raise _gap(position, columns[0])
         if b"" in columns[6:11]:  # the same JSON as an empty text; any other blob gives another
             raise IntegrityError(position, "a text is stored as bytes")
-        try:
-            digest = link(digest, columns)
-        except (TypeError, ValueError) as error:  # a damaged file may hold a number for a text
-            raise IntegrityError(position, "the record is not of its columns' types") from error
+        digest = link(digest, columns)
         if digest != stored:
-            raise IntegrityError(position, "the stored hash does not match the record")
+            raise _changed(position)
     return Head(position, digest)
+
+
+def _gap(expected: int, found: int) -> IntegrityError:
+    return IntegrityError(expected, f"missing: the next one stored is {found}")
+
+
+def _changed(position: int) -> IntegrityError:
+    return IntegrityError(position, "the stored hash does not match the record")
 
 
 def good_part(head: Head, events: Sequence[RecordedEvent]) -> tuple[Sequence[RecordedEvent], Head]:

@@ -163,9 +163,9 @@ def _recorded_event(row: Row) -> RecordedEvent:
     position, stream, version, kind, schema, data = row[:6]
     try:
         event = decode(kind, schema, data)
+        meta = _meta(*row[6:11])
     except (TypeError, ValueError) as error:  # not JSON, not UTF-8, or not of this type
         raise IntegrityError(position, "the stored data cannot be decoded") from error
-    meta = _meta(*row[6:11])
     return RecordedEvent(
         position, stream, version, kind, schema, data, meta, row[11], row[12], event
     )
@@ -174,4 +174,6 @@ def _recorded_event(row: Row) -> RecordedEvent:
 @lru_cache(maxsize=4096)
 def _meta(*fields: str) -> EventMeta:
     """Neighbouring events mostly share theirs."""
+    if b"" in fields:  # the same JSON as an empty text; any other blob changes the hash
+        raise TypeError("a text is stored as bytes")
     return EventMeta(*fields)

@@ -13,10 +13,12 @@ key id for each secret, which would split a key's history and its list of models
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from controlplane.domain.decider import Command, Event
+import msgspec
+from msgspec.structs import replace
+
+from controlplane.domain.decider import Command, Event, State
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import KeyId, TenantId
 from controlplane.domain.policy import ALL_SCOPES, ROLES
@@ -76,8 +78,7 @@ KeyEvent = ApiKeyIssued | ApiKeyRotated | ApiKeySuspended | ApiKeyResumed | ApiK
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Key:
+class Key(State, frozen=True):
     """A live key. ``previous_until`` counts only while there is a ``previous_secret_id``."""
 
     role: str
@@ -105,11 +106,10 @@ class KeyState(Protocol):
     def suspended(self) -> bool: ...
 
 
-@dataclass(frozen=True)
-class Keys:
+class Keys(State, frozen=True):
     """A tenant's keys: the live ones by id, and the ids that were revoked."""
 
-    live: Mapping[str, Key] = field(default_factory=dict)
+    live: Mapping[str, Key] = msgspec.field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
 
 

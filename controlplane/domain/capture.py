@@ -11,9 +11,9 @@ whatever copy. What is captured later has the next generation's key::
     EraseText        nothing: there is no text
 """
 
-from dataclasses import dataclass, replace
+from msgspec.structs import replace
 
-from controlplane.domain.decider import Command, Event
+from controlplane.domain.decider import Command, Event, State
 from controlplane.domain.ids import TenantId
 
 
@@ -42,8 +42,7 @@ CaptureEvent = TenantCaptureStarted | TenantCaptureStopped | TenantTextErased
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Capture:
+class Capture(State, frozen=True):
     """``generation`` is the one whose key is in use, or will be. ``holds_text``: under it there
     may be text."""
 

@@ -19,8 +19,15 @@ import msgspec
 S = TypeVar("S")
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """Base of all domain events: past-tense facts, plain data, immutable."""
+
+
+class State(msgspec.Struct, frozen=True, gc=False):
+    """Base of what aggregates remember; ``msgspec.structs.replace`` makes the next one.
+
+    Structs, since a replay makes one an event: with dataclasses that was two thirds of its time.
+    """
 
 
 class Command(msgspec.Struct, frozen=True):

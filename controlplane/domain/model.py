@@ -4,11 +4,10 @@ Resolution reads: alias -> model or route; route -> arm -> version; a bare model
 default version, which is the oldest one that is not retired unless one was chosen.
 """
 
-from dataclasses import dataclass, field, replace
-
 import msgspec
+from msgspec.structs import replace
 
-from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import checked_name
 from controlplane.domain.money import FREE, Price, check_price
@@ -160,15 +159,14 @@ ModelEvent = (
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Model:
+class Model(State, frozen=True):
     exists: bool = False
-    versions: dict[str, VersionSpec] = field(default_factory=dict)
+    versions: dict[str, VersionSpec] = msgspec.field(default_factory=dict)
     retired: frozenset[str] = frozenset()
     default: str = ""
     aliases: frozenset[str] = frozenset()
     access: Access = OPEN_ACCESS
-    prices: dict[str, Price] = field(default_factory=dict)
+    prices: dict[str, Price] = msgspec.field(default_factory=dict)
 
 
 def evolve(model: Model, event: ModelEvent) -> Model:
@@ -178,9 +176,7 @@ def evolve(model: Model, event: ModelEvent) -> Model:
         case ModelVersionAdded(spec=spec):
             return replace(model, versions={**model.versions, spec.version: spec})
         case ModelVersionScaled(version=version, min_replicas=low, max_replicas=high):
-            spec = msgspec.structs.replace(
-                model.versions[version], min_replicas=low, max_replicas=high
-            )
+            spec = replace(model.versions[version], min_replicas=low, max_replicas=high)
             return replace(model, versions={**model.versions, version: spec})
         case ModelVersionRetired(version=version):
             return replace(model, retired=model.retired | {version})

@@ -1,10 +1,9 @@
 """A node and what its agent reported: transitions, not heartbeats. Stream ``node-<id>``."""
 
-from dataclasses import dataclass, field, replace
-
 import msgspec
+from msgspec.structs import replace
 
-from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.errors import NotFound
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId, checked_name
 
@@ -122,8 +121,7 @@ NodeEvent = (
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Node:
+class Node(State, frozen=True):
     """``status``: absent | ready | suspect | lost. ``replicas``: id -> (version, state, since)."""
 
     status: str = "absent"
@@ -132,8 +130,8 @@ class Node:
     devices: tuple[DeviceInfo, ...] = ()
     draining: bool = False
     acked_generation: int = 0
-    replicas: dict[str, tuple[str, str, float]] = field(default_factory=dict)
-    failures: dict[str, tuple[str, int, float]] = field(default_factory=dict)
+    replicas: dict[str, tuple[str, str, float]] = msgspec.field(default_factory=dict)
+    failures: dict[str, tuple[str, int, float]] = msgspec.field(default_factory=dict)
 
 
 def evolve(node: Node, event: NodeEvent) -> Node:

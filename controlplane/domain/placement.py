@@ -4,11 +4,10 @@ The stream holds decisions only. A plan is appended with the version it was plan
 expected version, so of two planners one wins and the other plans again.
 """
 
-from dataclasses import dataclass, field, replace
-
 import msgspec
+from msgspec.structs import replace
 
-from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId
 
 STREAM = "placement"
@@ -103,10 +102,9 @@ PlacementEvent = PlacementDecided
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Placement:
+class Placement(State, frozen=True):
     generation: int = 0
-    assignments: dict[str, Assignment] = field(default_factory=dict)
+    assignments: dict[str, Assignment] = msgspec.field(default_factory=dict)
     unplaced: tuple[Unplaced, ...] = ()
 
 

@@ -10,9 +10,9 @@ rebuilt from, and totals of usage are all that is left of what was archived::
     NoteRemoved(requests, 1 to 1,000)   SegmentRemoved: once, however often it is noted
 """
 
-from dataclasses import dataclass, replace
+from msgspec.structs import replace
 
-from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.errors import Invalid, NotFound
 
 REQUESTS, TEXT = "requests", "text"
@@ -45,8 +45,7 @@ RetentionEvent = RetentionSet | SegmentRemoved
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Retention:
+class Retention(State, frozen=True):
     """Of one kind. ``removed_upto``: position of the last record whose removal is noted."""
 
     is_set: bool = False

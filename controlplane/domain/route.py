@@ -1,10 +1,9 @@
 """A route: a public name served by weighted arms, each a model version. Stream ``route-<name>``."""
 
-from dataclasses import dataclass, replace
-
 import msgspec
+from msgspec.structs import replace
 
-from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import VersionId, checked_name
 
@@ -41,8 +40,7 @@ RouteEvent = RouteCreated | RouteArmsChanged | RouteDeleted
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Route:
+class Route(State, frozen=True):
     exists: bool = False
     arms: tuple[Arm, ...] = ()
     sticky: bool = True

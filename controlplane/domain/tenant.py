@@ -4,9 +4,8 @@ Its keys are decided in ``api_key``, capture of its text in ``capture``; both ar
 aggregate.
 """
 
-from dataclasses import dataclass, field, replace
-
 import msgspec
+from msgspec.structs import replace
 
 from controlplane.domain import api_key, capture
 from controlplane.domain.api_key import (
@@ -38,7 +37,7 @@ from controlplane.domain.capture import (
     TenantCaptureStopped,
     TenantTextErased,
 )
-from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import TenantId, checked_name
 
@@ -117,22 +116,17 @@ TenantEvent = (
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Tenant:
+class Tenant(State, frozen=True):
     exists: bool = False
     tier: str = "standard"
     suspended: bool = False
     deleted: bool = False
-    budgets: dict[str, Budget] = field(default_factory=dict)
+    budgets: dict[str, Budget] = msgspec.field(default_factory=dict)
     keys: Keys = NO_KEYS
     capture: Capture = NO_CAPTURE
 
 
 def evolve(tenant: Tenant, event: TenantEvent) -> Tenant:
-    if isinstance(event, KeyEvent):
-        return replace(tenant, keys=api_key.evolve(tenant.keys, event))
-    if isinstance(event, CaptureEvent):
-        return replace(tenant, capture=capture.evolve(tenant.capture, event))
     match event:
         case TenantCreated(tier=tier):
             return replace(tenant, exists=True, tier=tier)
@@ -146,6 +140,10 @@ def evolve(tenant: Tenant, event: TenantEvent) -> Tenant:
             return replace(tenant, deleted=True)
         case TenantBudgetSet() | TenantBudgetReset():
             return replace(tenant, budgets=with_budget(tenant.budgets, event))
+    if isinstance(event, KeyEvent):
+        return replace(tenant, keys=api_key.evolve(tenant.keys, event))
+    if isinstance(event, CaptureEvent):
+        return replace(tenant, capture=capture.evolve(tenant.capture, event))
     return tenant
 
 
@@ -157,7 +155,7 @@ def with_budget(
     if isinstance(event, TenantBudgetReset):
         if before is None:
             return budgets
-        after = msgspec.structs.replace(before, forgiven=event.forgiven, forgiven_at=event.at)
+        after = replace(before, forgiven=event.forgiven, forgiven_at=event.at)
         return {**budgets, event.budget_id: after}
     if event.limit is None:
         return {name: one for name, one in budgets.items() if name != event.budget_id}
@@ -165,7 +163,7 @@ def with_budget(
         event.budget_id, event.scope, event.target, event.unit, event.limit, event.period
     )
     if before is not None and _counts_the_same(before, after):
-        after = msgspec.structs.replace(before, limit=event.limit)
+        after = replace(before, limit=event.limit)
     return {**budgets, event.budget_id: after}
 
 

@@ -265,8 +265,9 @@ def _put_replica(rows: Rows, replica: Replica, at: float) -> None:
         rows.delete(Replica, replica.replica_id)
     else:
         state = _state(rows, replica)
-        since = replica.since if state == replica.state else at
-        rows.put(replace(replica, state=state, since=since))
+        if state != replica.state:
+            replica = replace(replica, state=state, since=at)
+        rows.put(replica)
 
 
 def _state(rows: Rows, replica: Replica) -> str:

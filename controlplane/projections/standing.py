@@ -37,11 +37,17 @@ def refresh(rows: Rows, version_id: str) -> None:
     ready = sum(row.observed == "ready" for row in wanted)
     status, reason = _status(version, ready, wanted, unplaced)
     desired = len(wanted) + (gap.num_missing if gap else 0)
-    now = replace(
-        version, status=status, reason=reason, ready_replicas=ready, desired_replicas=desired
-    )
-    if now != version:  # most reports change nothing here
-        rows.put(now)
+    before = version.status, version.reason, version.ready_replicas, version.desired_replicas
+    if before != (status, reason, ready, desired):  # most reports change nothing here
+        rows.put(
+            replace(
+                version,
+                status=status,
+                reason=reason,
+                ready_replicas=ready,
+                desired_replicas=desired,
+            )
+        )
 
 
 def _why_unplaced(rows: Rows, gap: Unplaced) -> str:

@@ -1,9 +1,9 @@
 """What a tenant may and may not become."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as replace_struct
 
 from controlplane.domain import tenant
