@@ -210,12 +210,15 @@ class TorchEngine:
         engine._speculator = make_speculator(kind, engine._row, engine.draft, scheduling)
         return engine
 
-    def emptied(self, **scheduling: Any) -> Self:
-        """An engine over the same weights and pool with nothing in it and no speculation, with
-        other values of SchedulerConfig. Only one of the two may have work."""
+    def emptied(self, guesses: bool = False, **scheduling: Any) -> Self:
+        """An engine over the same weights and pool with nothing in it, with other values of
+        SchedulerConfig, and n-gram speculation or none. Only one of the two may have work."""
         config = replace(self._scheduler.config, **scheduling)
         eos = tuple(self._eos)
-        return type(self)(self.executor, self._model, self._tokenizer, config, eos)
+        engine = type(self)(self.executor, self._model, self._tokenizer, config, eos)
+        kind = SpeculationKind.NGRAM if guesses else SpeculationKind.NONE
+        engine._speculator = make_speculator(kind, engine._row, None, config)
+        return engine
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected."""

@@ -14,7 +14,9 @@ across runs. Policies and peers take turns, medians are printed.
 There are two static baselines. `static` is the engine's policy: members of a batch that have
 ended cost nothing, and the next batch begins when the last has ended. `padded_static` computes
 what a padded batch computes, as `generate` of transformers does: everybody's prompt and output as
-long as the longest of the batch. Both run on the same kernels as `continuous`.
+long as the longest of the batch. Both run on the same kernels as `continuous`. `guessing` is
+`continuous` with n-gram speculation, which gives the same tokens and switches itself off where it
+does not pay; its ratios to the peers are printed beside those of `continuous`.
 
 `tokens_per_step` is output tokens over steps: how full the batch was.
 """
@@ -40,6 +42,7 @@ from tests.benchmarks.engine_runs import Prompt, Run, closed_loop, find_trace, p
 QUANTIZATIONS = {"fp32": "none", "int8": "int8"}
 KV_BYTES = {"fp32": 512 << 20, "int8": 256 << 20}
 PADDED = "padded_static"
+GUESSING = "guessing"
 Contestant = Callable[[list[Prompt], int], Run]
 
 
@@ -60,7 +63,11 @@ def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
         engine = loaded.emptied(policy=Policy.STATIC, prefix_caching=False)
         return padded_batches(engine, trace, concurrency)
 
-    return {**{policy.value: under(policy) for policy in Policy}, PADDED: padded}
+    def guessing(trace: list[Prompt], concurrency: int) -> Run:
+        return closed_loop(loaded.emptied(guesses=True), trace, concurrency)
+
+    policies = {policy.value: under(policy) for policy in Policy}
+    return {**policies, PADDED: padded, GUESSING: guessing}
 
 
 def take_turns(options: argparse.Namespace, trace: list[Prompt]) -> dict[str, list[Run]]:
@@ -101,12 +108,19 @@ def summarise(runs: dict[str, list[Run]], precision: str) -> tuple[dict[str, flo
     figures["busy_fraction"] = statistics.median(run.busy_seconds / run.seconds for run in ours)
     rate, ratios = figures["continuous_tokens_per_second"], {}
     for name in runs.keys() - {"continuous"}:
-        kind = "continuous" if name in (Policy.STATIC, Policy.PREFILL_FIRST, PADDED) else precision
-        ratios[f"{kind}_vs_{name}"] = rate / figures[f"{name}_tokens_per_second"]
+        theirs = figures[f"{name}_tokens_per_second"]
+        kind = precision if name in KINDS else "continuous"
+        ratios[f"{kind}_vs_{name}"] = rate / theirs
+        if name in KINDS and GUESSING in runs:
+            ratios[f"{precision}_guessing_vs_{name}"] = (
+                figures[f"{GUESSING}_tokens_per_second"] / theirs
+            )
     for part in ("p50", "p99"):
         if f"static_ttft_{part}_s" in figures:
-            ours_part, theirs = (figures[f"{n}_ttft_{part}_s"] for n in ("continuous", "static"))
-            ratios[f"ttft_{part}_continuous_over_static"] = ours_part / theirs
+            ours_part, their_part = (
+                figures[f"{n}_ttft_{part}_s"] for n in ("continuous", "static")
+            )
+            ratios[f"ttft_{part}_continuous_over_static"] = ours_part / their_part
     return dict(sorted(ratios.items())), figures
 
 
