@@ -40,7 +40,11 @@ function columns(model: Model, onOpen: (version: Version) => void): Column<Versi
           <Anchor component="button" className="mono" onClick={() => onOpen(version)}>
             {version.version}
           </Anchor>
-          {model.default_version === version.version && <Badge color="gray">default</Badge>}
+          {model.default_version === version.version && (
+            <Badge color="gray" style={{ flexShrink: 0 }}>
+              default
+            </Badge>
+          )}
         </span>
       ),
     },

@@ -1,6 +1,7 @@
 import { Button } from "@mantine/core";
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
+import { useCurrency } from "@/api/fleet";
 import { type RequestFilters, requestsQuery } from "@/api/history";
 import type { RequestRecord } from "@/api/types";
 import { Async } from "@/ui/Async";
@@ -40,6 +41,7 @@ interface RequestListProps {
 }
 
 function RequestList({ filters, onOpen }: RequestListProps) {
+  const currency = useCurrency();
   const requests = useInfiniteQuery(requestsQuery(filters));
   const rows = requests.data?.pages.flatMap((page) => page.results);
   return (
@@ -49,7 +51,7 @@ function RequestList({ filters, onOpen }: RequestListProps) {
       ) : (
         <DataTable
           label="Requests"
-          columns={requestColumns(onOpen)}
+          columns={requestColumns(onOpen, currency)}
           rows={rows}
           rowKey={(request: RequestRecord) => request.request_id}
           onRowClick={(request) => onOpen(request.request_id)}

@@ -17,7 +17,10 @@ export function armOf({ route, arm }: RequestRecord): string {
   return route ? `${route} / ${arm}` : "–";
 }
 
-export function requestColumns(onOpen: (request_id: string) => void): Column<RequestRecord>[] {
+export function requestColumns(
+  onOpen: (request_id: string) => void,
+  currency: string,
+): Column<RequestRecord>[] {
   return [
     { title: "When", cell: (request) => <Time at={request.started_at} /> },
     {
@@ -35,7 +38,7 @@ export function requestColumns(onOpen: (request_id: string) => void): Column<Req
     { title: "Node", minor: true, cell: (request) => request.node_id ?? "–" },
     { title: "Prompt", right: true, minor: true, cell: (r) => integer(r.num_prompt_tokens) },
     { title: "Output", right: true, cell: (request) => integer(request.num_output_tokens) },
-    { title: "Price", right: true, cell: (request) => request.price ?? "–" },
+    { title: `Price, ${currency}`, right: true, cell: (request) => request.price ?? "–" },
     { title: "TTFT", right: true, cell: (request) => millis(request.ttft_ms) },
     { title: "tok/s", right: true, minor: true, cell: (request) => rate(decodeRate(request)) },
     { title: "Total", right: true, minor: true, cell: (request) => millis(request.duration_ms) },

@@ -19,6 +19,7 @@ export function AsOfControl() {
         <Button
           variant={past ? "light" : "default"}
           size="compact-sm"
+          classNames={{ section: classes.asOfIcon }}
           leftSection={<IconHistory size={14} />}
           aria-label="As of"
           onClick={popover.toggle}
