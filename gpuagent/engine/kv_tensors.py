@@ -17,6 +17,7 @@ from torch import Tensor
 from gpuagent.engine.batch import Work
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.models.config import ModelConfig
+from gpuagent.models.mapping import drop_pages
 
 
 class KVTensors:
@@ -44,6 +45,16 @@ class KVTensors:
         self._pool = torch.zeros((2, config.num_layers, *shape), dtype=stored, device=device)
         scales = (2, config.num_layers, *shape[:-1]) if is_int8 else (0,)
         self._scales = torch.zeros(scales, device=device)
+
+    def free(self) -> None:
+        """Give up the memory until `allocate`; what was stored is lost."""
+        self._shapes = self._pool.shape, self._scales.shape
+        self._pool, self._scales = self._pool.new_empty(0), self._scales.new_empty(0)
+
+    def allocate(self) -> None:
+        """Zeroed memory again after `free`."""
+        pool, scales = self._shapes
+        self._pool, self._scales = self._pool.new_zeros(pool), self._scales.new_zeros(scales)
 
     @property
     def device(self) -> torch.device:
@@ -106,6 +117,15 @@ class KVTensors:
             rows = part.contiguous().view(pool.dtype)
             shape = len(blocks), 2, pool.shape[1], self.block_size, *pool.shape[3:]
             pool[:, :, self._slots(blocks)] = rows.view(shape).movedim(0, 2).flatten(2, 3)
+
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Give the memory of neighbouring blocks back where it is the kernel's to give."""
+        if self.device.type != "cpu":
+            return
+        rows = slice(blocks[0] * self.block_size, (blocks[-1] + 1) * self.block_size)
+        for pool in self._pools():
+            for layer in pool.flatten(0, 1):
+                drop_pages(layer[rows])
 
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have written."""

@@ -48,6 +48,11 @@ def _ranges() -> Iterable[tuple[int, int]]:
             yield int(first, 16), int(last, 16)
 
 
+def drop_pages(tensor: Tensor) -> None:
+    """Give back the whole pages of a contiguous tensor in memory of its own: they become zero."""
+    _drop(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+
+
 def _drop(start: int, end: int) -> None:
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     num_bytes = end // mmap.PAGESIZE * mmap.PAGESIZE - first
