@@ -22,7 +22,7 @@ first, and `num_blocks` is what the pool could have if it were alone. With 8 blo
     pool.allocate(2)       -> [0, 1]     takes chunk 0; free: 2, 3 and whatever can be taken
     pool.trim(1)           -> 0          block 0 is held, so is its chunk
     pool.release([1, 0])
-    pool.trim(1)           -> 1          chunk 0 is given back, and what could be found in it is lost
+    pool.trim(1)           -> 1          chunk 0 is given back, and what was found in it lost
 """
 
 from collections import OrderedDict

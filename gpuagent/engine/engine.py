@@ -31,7 +31,7 @@ import torch
 from tokenizers import Tokenizer
 
 from gpuagent.engine import hand_over
-from gpuagent.engine.batch import WEIGHTS, SchedulerOutput, Sequence
+from gpuagent.engine.batch import SchedulerOutput, Sequence
 from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
 from gpuagent.engine.drafts import load_draft
 from gpuagent.engine.executors import DTYPES, make_executor
@@ -353,8 +353,7 @@ class TorchEngine:
 
     def urgency(self) -> float:
         """Weight of the most urgent class with an unfinished request; 0 without any."""
-        classes = {live.request.latency_class for live in self._live.values()}
-        return max((WEIGHTS[each] for each in classes), default=0.0)
+        return self._scheduler.urgency()
 
     def _shed(self, num_chunks: int) -> int:
         """Give chunks of the pool back, preempting the last requests for as long as it takes."""

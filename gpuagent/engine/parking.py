@@ -13,7 +13,7 @@ with 100 MB guaranteed, of which two requests hold 30 and a third 90 (20 of it b
     unpark    the lease joins again, with 30 MB taken; the third request is resumed from its host
               copy, or computed anew
 
-Preempting everybody was rejected: requests beyond the swap space would be computed anew for nothing.
+Preempting everybody was rejected: what the swap space does not hold would be computed anew.
 """
 
 from collections.abc import Callable, Sequence

@@ -173,7 +173,7 @@ class HandOver:
 class Engine(Protocol):
     """One loaded model. Not thread-safe: one thread calls everything.
 
-    The last four methods let a second engine go on with what this one began (`hand_over` in the README):
+    The last four methods let a second engine go on with what this one began (see `hand_over`):
 
         for name in prefill.decoding():
             contents = memoryview(bytearray(prefill.num_bytes_of(name)))

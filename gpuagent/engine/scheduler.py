@@ -113,6 +113,12 @@ class Scheduler:
         """True while any request is unfinished."""
         return bool(self.running or self.waiting)
 
+    def urgency(self) -> float:
+        """Weight of the most urgent class with an unfinished request; 0 without any."""
+        running = {s.request.latency_class for s in self.running.values()}
+        waiting = {each for each in LatencyClass if self.waiting.count(each)}
+        return max((WEIGHTS[each] for each in running | waiting), default=0.0)
+
     def sequence(self, request_id: str) -> Sequence | None:
         """The unfinished request of that id."""
         return self.running.get(request_id) or self.waiting.get(request_id)

@@ -98,7 +98,7 @@ class SharedPool:
 
     def join(self, lease: Lease) -> None:
         """A model comes onto the device, with no more taken than its guarantee."""
-        assert lease.taken_bytes <= lease.guarantee_bytes, f"{lease.name} comes with borrowed memory"
+        assert lease.taken_bytes <= lease.guarantee_bytes, f"{lease.name} has borrowed memory"
         lease.share = self
         self._leases.append(lease)
 

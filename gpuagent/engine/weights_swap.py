@@ -49,7 +49,7 @@ def _moved(model: object, move: Move) -> int:
 
 
 def _tensors(part: Any) -> Iterator[tuple[object, str, Tensor]]:
-    """Each tensor that an object or its parts hold: the holder, the attribute's name, the tensor."""
+    """Each tensor that an object or its parts hold: the holder, the name there, the tensor."""
     for name, value in vars(part).items():
         if isinstance(value, Tensor):
             yield part, name, value

@@ -77,7 +77,7 @@ class BlockedKV:
             pool[:, list(blocks)] = shaped.transpose(0, 1)
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Give the memory of neighbouring blocks back to the kernel; they read as zero or as ever."""
+        """Give the memory of neighbouring blocks back to the kernel."""
         for pool in self._pools():
             for layer in pool:
                 drop_pages(layer[blocks[0] : blocks[-1] + 1])
