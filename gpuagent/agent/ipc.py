@@ -196,7 +196,7 @@ class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     waiting_by_class: dict[str, int] = {}
-    kv_taken_bytes: int = 0
+    kv_held_bytes: int = 0
 
 
 class Stats(Ipc, frozen=True, tag="stats"):

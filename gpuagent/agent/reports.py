@@ -89,7 +89,7 @@ class Reports:
             sum(loaded.peak_bytes for loaded in residents),
             node.foreign[device.index],
         )
-        taken = [node.meter.kv_taken_bytes(loaded.replica_id) for loaded in residents]
+        taken = [node.meter.kv_held_bytes(loaded.replica_id) for loaded in residents]
         return msgspec.structs.replace(
             load,
             reserved_bytes=node.settings.reserved_bytes(device.kind),

@@ -39,8 +39,8 @@ class Candidate:
 
     ``num_bytes`` of the device while resident, ``host_bytes`` of the host otherwise. ``moving``: a
     load, a swap or an end is on its way; it counts as on the device until that is over.
-    ``is_busy``: it has unfinished requests. ``waits_since``: somebody waits for it to be resident; None if
-    nobody does. ``can_park``: it has the host tier (a replica on two workers has not).
+    ``is_busy``: it has unfinished requests. ``waits_since``: when somebody began to wait for it to
+    be resident, or None. ``can_park``: it has the host tier (a replica on two workers has not).
     """
 
     replica_id: str
@@ -117,8 +117,13 @@ def decide(
         _admit(plan, known, each)
     _fill(plan, known)
     _relieve_host(plan, known)
-    moves = (tuple(each) for each in (plan.bring_in, plan.swap_out, plan.drop, plan.blocked))
-    return Moves(*moves, reserved=plan.reserved)
+    return Moves(
+        tuple(plan.bring_in),
+        tuple(plan.swap_out),
+        tuple(plan.drop),
+        tuple(plan.blocked),
+        plan.reserved,
+    )
 
 
 def _is_off(each: Candidate) -> bool:

@@ -110,9 +110,9 @@ class LoadMeter:
             expected_wait_s=round(expected_wait_s, 3),
         )
 
-    def kv_taken_bytes(self, replica_id: str) -> int:
-        """Bytes of the KV pool that the replica has taken."""
-        return self._now.get(replica_id, ReplicaStats(replica_id)).kv_taken_bytes
+    def kv_held_bytes(self, replica_id: str) -> int:
+        """Bytes of the KV pool that the replica's unfinished requests hold."""
+        return self._now.get(replica_id, ReplicaStats(replica_id)).kv_held_bytes
 
 
 def _rates(before: ReplicaStats, now: ReplicaStats, old: _Rates) -> _Rates:

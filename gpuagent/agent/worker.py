@@ -138,7 +138,7 @@ class _Replica:
             num_draft_tokens=stats.spec_decode_num_draft_tokens,
             num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
             waiting_by_class=stats.waiting_by_class,
-            kv_taken_bytes=stats.kv_taken_bytes,
+            kv_held_bytes=stats.kv_held_bytes,
         )
 
 
@@ -277,7 +277,7 @@ class Worker:
             return
         tier = "host" if out else "resident"
         stats = replica.model.engine.stats()
-        held = stats.weights_bytes + replica.model.workspace_bytes + stats.kv_taken_bytes
+        held = stats.weights_bytes + replica.model.workspace_bytes + stats.kv_held_bytes
         seconds = round(time.monotonic() - started, 6)
         self._send_stats()
         self._end.send(ipc.Swapped(replica.replica_id, tier, seconds, held if out else 0))

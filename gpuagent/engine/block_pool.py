@@ -60,7 +60,7 @@ class BlockPool:
         if not num_missing:
             return len(self._free)
         num_more = min(num_missing, self._lease.num_obtainable()) * self._per_chunk
-        return min(len(self._free) + num_more, self.num_blocks - sum(self._num_held))
+        return min(len(self._free) + num_more, self.num_blocks - self.num_held)
 
     def num_refs(self, block: int) -> int:
         """How many holders a block has."""
@@ -119,6 +119,11 @@ class BlockPool:
             self.on_trim(self._blocks_of(chunk))
         self._lease.give(len(chunks))
         return len(chunks)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that somebody holds."""
+        return sum(self._num_held)
 
     def held(self) -> list[int]:
         """The blocks that somebody holds."""

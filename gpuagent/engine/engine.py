@@ -371,14 +371,15 @@ class TorchEngine:
 
     def stats(self) -> EngineStats:
         """The engine's counters now."""
-        config, counters = self._scheduler.config, self._counters
+        config, counters, pool = self._scheduler.config, self._counters, self._scheduler.kv.pool
+        num_free = pool.num_free if self._is_at_home else self._num_promised - pool.num_held
         spec = self._speculator.speculation.counters if self._speculator else NO_SPECULATION
         age = time.perf_counter() - counters.last_step_at if self._scheduler.has_work() else 0.0
         return EngineStats(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
-            num_free_blocks=self._scheduler.kv.pool.num_free,
-            num_blocks=config.num_blocks,
+            num_free_blocks=num_free,
+            num_blocks=pool.num_held + num_free,
             block_size=config.block_size,
             num_steps=self._scheduler.num_steps,
             last_step_seconds=counters.last_step_seconds,
@@ -388,7 +389,7 @@ class TorchEngine:
             busy_seconds=counters.busy_seconds,
             weights_bytes=sum(each.weights_bytes for each in self._executors),
             kv_bytes=self._kv_bytes,
-            kv_taken_bytes=self.lease.taken_bytes if self.lease else self._kv_bytes,
+            kv_held_bytes=pool.num_held * self._block_bytes,
             num_preemptions=self._scheduler.num_preemptions,
             waiting_by_class=self._scheduler.waiting.counts(),
             executor=self.executor.name,
@@ -401,6 +402,17 @@ class TorchEngine:
             last_step_age=age,
             swapped_bytes=self._runner.host.num_moved * self._block_bytes,
         )
+
+    @property
+    def _is_at_home(self) -> bool:
+        """Whether its pool is its own, or it has joined the one that it shares."""
+        return self.lease is None or self.lease.share is not None
+
+    @property
+    def _num_promised(self) -> int:
+        assert self.lease is not None
+        chunks = self.lease.guarantee_bytes // self.lease.chunk_bytes
+        return chunks * self._scheduler.config.blocks_per_chunk
 
     @property
     def _kv_bytes(self) -> int:

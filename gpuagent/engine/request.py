@@ -124,9 +124,11 @@ class EngineStats:
     """A snapshot of the engine; the `num_*_tokens`, steps and seconds are totals since load.
 
     A preemption swaps out or recomputes; `swapped_bytes` went to the host or came back.
-    `spec_decode_*` are named as in vLLM: proposals made, their tokens, and those of them accepted.
-    `kv_bytes` is the pool, or what is guaranteed of a shared one, `kv_taken_bytes` what is taken.
-    `last_step_age` is the seconds since a step was last completed, 0 while there is nothing to do.
+    `num_blocks` are those held and those that could be had now: of a shared pool, what neighbours
+    hold beyond their part is not among them. `kv_bytes` is the pool, or what is guaranteed of a
+    shared one, `kv_held_bytes` what unfinished requests hold of it. `spec_decode_*` are named as
+    in vLLM: proposals made, their tokens, and those of them accepted. `last_step_age` is the
+    seconds since a step was last completed, 0 while there is nothing to do.
     """
 
     num_running: int = 0
@@ -152,7 +154,7 @@ class EngineStats:
     spec_decode_num_accepted_tokens: int = 0
     last_step_age: float = 0.0
     swapped_bytes: int = 0
-    kv_taken_bytes: int = 0
+    kv_held_bytes: int = 0
     waiting_by_class: dict[str, int] = field(default_factory=dict)
 
 

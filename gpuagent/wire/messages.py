@@ -137,7 +137,8 @@ class ObservedState(Message, frozen=True, kw_only=True):
 
 class DeviceLoad(Message, frozen=True, kw_only=True):
     """One device now. ``weights_bytes``, ``kv_pool_bytes`` and ``workspace_bytes`` are the parts of
-    what its resident replicas are counted with; ``kv_used_bytes`` is what of the pool is taken.
+    what its resident replicas are counted with; ``kv_used_bytes`` is what unfinished requests hold
+    of the pool.
     ``host_*`` is the memory that holds swapped-out weights, which all devices of the node share.
     """
 

@@ -289,6 +289,7 @@ class SimulatedEngine:
     def stats(self) -> EngineStats:
         """The counters now."""
         count, scheduler = self._count, self._scheduler
+        pool = scheduler.kv.pool
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -303,14 +304,10 @@ class SimulatedEngine:
             busy_seconds=count.busy_seconds,
             weights_bytes=self.spec.memory_bytes // 2,
             kv_bytes=self.spec.memory_bytes - self.spec.memory_bytes // 2,
-            kv_taken_bytes=self._kv_taken_bytes(),
+            kv_held_bytes=pool.num_held * (self.spec.memory_bytes // 2) // pool.num_blocks,
             num_preemptions=scheduler.num_preemptions,
             waiting_by_class=scheduler.waiting.counts(),
         )
-
-    def _kv_taken_bytes(self) -> int:
-        pool, whole = self._scheduler.kv.pool, self.spec.memory_bytes // 2
-        return whole * (pool.num_blocks - pool.num_free) // pool.num_blocks
 
     def _compute(self, plan: SchedulerOutput, started: float) -> list[RequestOutput]:
         num_decode = sum(1 for work in plan.work if self._is_decode(work))
