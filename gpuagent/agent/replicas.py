@@ -218,6 +218,7 @@ class ReplicaTable:
         replica.num_failures += 1
         replica.retry_at = self._monotonic() + backoff(code, replica.num_failures)
         replica.loaded = None
+        replica.measured_bytes = min(replica.measured_bytes, replica.spec.memory_bytes)
         replica.tier, replica.moving, replica.is_unloading = STORAGE, "", False
         self._set(replica, "failed", code, reason)
 

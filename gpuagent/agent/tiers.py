@@ -55,8 +55,11 @@ class Tiers:
 
     def cancel(self, replica_id: str, request_id: str) -> bool:
         """Forget a held request; False if it is not held. Its end is told by ``take_cancelled``."""
-        if self._held.get(replica_id, {}).pop(request_id, None) is None:
+        held = self._held.get(replica_id, {})
+        if held.pop(request_id, None) is None:
             return False
+        if not held:
+            self.forget(replica_id)
         self._cancelled.append(request_id)
         return True
 
@@ -111,7 +114,7 @@ class Tiers:
             each.is_ending = each.state == "stopping" or each.spec != specs.get(
                 each.spec.replica_id
             )
-        candidates = [self._candidate(each, now) for each in self._table if _counts(each)]
+        candidates = [self._candidate(each, rooms, now) for each in self._table if _counts(each)]
         moves = decide(candidates, rooms, self.host_bytes, self._turn_s, now)
         self._blocked = moves.blocked
         return moves
@@ -131,18 +134,22 @@ class Tiers:
         """What the host tier holds."""
         return sum(each.host_bytes for each in self._table if each.tier == HOST)
 
-    def _candidate(self, replica: Replica, now: float) -> Candidate:
-        replica_id = replica.spec.replica_id
+    def _candidate(self, replica: Replica, rooms: dict[int, int], now: float) -> Candidate:
+        """What was measured may be more than the device offers, after foreign memory has grown or a
+        load took more than its budget: then it fits alone, or nobody would ever get an answer."""
+        replica_id, room = replica.spec.replica_id, rooms.get(replica.spec.device_index, 0)
         is_busy = self._num_active(replica_id) > self.num_held(replica_id)
         is_suspended = is_busy and replica.tier == HOST and replica.state == "ready"
         if is_suspended:
             self._since.setdefault(replica_id, now)
         is_leaving = replica.is_ending or replica.moving in ("out", "drop")
         waits = not replica.is_ending and (is_suspended or self.num_held(replica_id))
+        if not waits:
+            self._since.pop(replica_id, None)
         return Candidate(
             replica_id=replica_id,
             device_index=replica.spec.device_index,
-            num_bytes=replica.charged_bytes,
+            num_bytes=min(replica.charged_bytes, room) if replica.loaded else replica.charged_bytes,
             tier=RESIDENT if replica.is_ending else replica.tier,
             priority=replica.spec.priority,
             host_bytes=replica.host_bytes or replica.charged_bytes,

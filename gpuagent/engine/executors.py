@@ -42,7 +42,9 @@ def make_executor(
     logger.info("computing with torch, not the native kernels: %s", reason)
     if is_int8:
         model.quantise()
-    kv = KVTensors(model.config, num_blocks, scheduling.block_size, dtype, device, is_int8_kv)
+    kv = KVTensors(
+        model.config, num_blocks, scheduling.block_size, dtype, device, is_int8_kv, is_leased
+    )
     return TorchExecutor(model, kv, model.weights_bytes)
 
 

@@ -16,9 +16,13 @@ from gpuagent.engine.batch import Work
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.native.build import kernels
 from gpuagent.models.config import ModelConfig
-from gpuagent.models.mapping import drop_pages
+from gpuagent.models.mapping import drop_pages, untouched_zeros
 
 BLOCK_SIZE = 16
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
 
 
 class BlockedKV:
@@ -37,12 +41,13 @@ class BlockedKV:
         shape = config.num_layers, num_blocks + 1, config.num_kv_heads
         dtype = torch.int8 if is_int8 else torch.float32
         self.null_block = num_blocks
-        self.keys = torch.zeros((*shape, config.head_dim, BLOCK_SIZE), dtype=dtype)
-        self.values = torch.zeros((*shape, BLOCK_SIZE, config.head_dim), dtype=dtype)
+        zeros = untouched_zeros if is_leased else _zeros
+        self.keys = zeros((*shape, config.head_dim, BLOCK_SIZE), dtype)
+        self.values = zeros((*shape, BLOCK_SIZE, config.head_dim), dtype)
         scales = (*shape, BLOCK_SIZE) if is_int8 else (0,)
-        self.key_scales, self.value_scales = torch.zeros(scales), torch.zeros(scales)
+        self.key_scales, self.value_scales = (zeros(scales, torch.float32) for _ in "kv")
         if not is_leased:
-            for pool in (self.keys, self.values):  # still untouched: zeroed pages come when written
+            for pool in (self.keys, self.values):
                 kernels().advise_huge(pool.data_ptr(), pool.nbytes)
 
     @property
