@@ -88,6 +88,7 @@ class Reports:
             round(self._utilization.get(device.index, 0.0), 4),
             sum(loaded.peak_bytes for loaded in residents),
             node.foreign[device.index],
+            node.tiers.host_used_on(device.index),
         )
         taken = [node.meter.kv_held_bytes(loaded.replica_id) for loaded in residents]
         return msgspec.structs.replace(

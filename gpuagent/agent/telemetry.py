@@ -137,11 +137,13 @@ def device_load(
     utilization: float,
     reserved_bytes: int,
     foreign_bytes: int = 0,
+    away_bytes: int = 0,
 ) -> DeviceLoad:
     """A device's figures. ``reserved_bytes`` is what its replicas may use without asking.
 
     On the CPU "used" is the larger of the workers' resident memory and that reservation: a KV
-    pool that nobody has touched yet is not resident, but it is not free either.
+    pool that nobody has touched yet is not resident, but it is not free either. ``away_bytes`` of
+    the workers' memory are the host tier's.
     """
     if device.kind == "cuda":
         with suppress(pynvml.NVMLError):  # a GPU that fell off the bus: its memory reads as 0
@@ -149,7 +151,7 @@ def device_load(
     return DeviceLoad(
         index=device.index,
         utilization=utilization,
-        memory_used_bytes=max(sum(map(resident_bytes, pids)), reserved_bytes),
+        memory_used_bytes=max(sum(map(resident_bytes, pids)) - away_bytes, reserved_bytes),
         memory_total_bytes=device.memory_bytes,
         foreign_bytes=foreign_bytes,
         temperature_c=_cpu_temperature(),

@@ -134,6 +134,11 @@ class Tiers:
         """What the host tier holds."""
         return sum(each.host_bytes for each in self._table if each.tier == HOST)
 
+    def host_used_on(self, device_index: int) -> int:
+        """The same of the replicas that one device has put out."""
+        away = (each for each in self._table if each.tier == HOST)
+        return sum(each.host_bytes for each in away if each.spec.device_index == device_index)
+
     def _candidate(self, replica: Replica, rooms: dict[int, int], now: float) -> Candidate:
         """What was measured may be more than the device offers, after foreign memory has grown or a
         load took more than its budget: then it fits alone, or nobody would ever get an answer."""
