@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gpuagent.agent.devices import parse_bytes
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 # One subject token: a '.' or a wildcard in a node's name would reach another node's subjects.
+GPU_RESERVE_BYTES = 2 << 30  # for the driver and libraries, as placement counts it
 NODE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -37,6 +41,15 @@ class AgentSettings(BaseSettings):
     lease_seconds: float = Field(15.0, gt=0, description="Silence after which nobody is admitted.")
     watchdog_seconds: float = Field(30.0, gt=0, description="A step longer than this is a hang.")
     drain_seconds: float = Field(30.0, ge=0, description="How long an unloading replica finishes.")
+    turn_seconds: float = Field(
+        10.0, gt=0, description="How long a busy model keeps its device while another waits."
+    )
+    host_memory: str = Field(
+        "auto", description="For weights off the device, e.g. 8GiB; auto: a quarter of memory."
+    )
+    reserved_memory: str = Field(
+        "auto", description="Kept free on each device; auto: 2 GiB on a GPU, nothing on a CPU."
+    )
     max_queue: int = Field(1024, ge=1, description="Unfinished generations of one replica.")
 
     @field_validator("node_id")
@@ -52,6 +65,25 @@ class AgentSettings(BaseSettings):
         if any(len(pair) != 2 for pair in pairs):
             raise ValueError(f"labels must be key=value, by commas: {self.labels!r}")
         return {key.strip(): value.strip() for key, value in pairs}
+
+    def host_bytes(self) -> int:
+        """Room for replicas whose weights are off the device."""
+        return self._bytes("host_memory", psutil.virtual_memory().total // 4)
+
+    def reserved_bytes(self, kind: str) -> int:
+        """What is kept free on a device of that kind."""
+        return self._bytes("reserved_memory", GPU_RESERVE_BYTES if kind == "cuda" else 0)
+
+    def _bytes(self, name: str, default: int) -> int:
+        text = getattr(self, name)
+        return default if text == "auto" else parse_bytes(text)
+
+    @field_validator("host_memory", "reserved_memory")
+    @classmethod
+    def _a_size(cls, value: str) -> str:
+        if value != "auto":
+            parse_bytes(value)
+        return value
 
     def allowed_file_roots(self) -> tuple[Path, ...]:
         return tuple(Path(root).resolve() for root in self.file_roots.split(",") if root.strip())

@@ -18,6 +18,17 @@ UNITS = {"": 1, "B": 1, "MIB": 1 << 20, "GIB": 1 << 30, "MB": 10**6, "GB": 10**9
 CPU_DEVICE = re.compile(r"cpu(?::(\d+(?:\.\d+)?)([A-Za-z]*))?")
 
 
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def parse_bytes(text: str) -> int:
+    """``8GiB``, ``500MB`` or a plain number of bytes; raises ValueError for anything else."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in UNITS:
+        raise ValueError(f"not a size: {text!r}; write e.g. 8GiB, 500MB or a number of bytes")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
 class DeviceError(ValueError):
     """The device list cannot be read, or names what is not there."""
 

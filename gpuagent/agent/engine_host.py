@@ -91,6 +91,7 @@ class EngineHost:
     def _order_load(self, worker: WorkerProcess, spec: ReplicaSpec) -> None:
         worker.replicas.add(spec.replica_id)
         worker.loading.add(spec.replica_id)
+        worker.expected.discard(spec.replica_id)
         self._homes[spec.replica_id] = worker
         worker.progress_at = time.monotonic()
         worker.end.send(ipc.Load(spec))
@@ -120,6 +121,27 @@ class EngineHost:
                 each.end.send(ipc.Unload(replica_id))
         return True
 
+    def swap(self, replica_id: str, out: bool) -> bool:
+        """Order a swap, off the device or back; False if no worker holds the replica."""
+        worker = self._homes.get(replica_id)
+        if worker is None or replica_id in self._pairs:
+            return False
+        worker.progress_at = time.monotonic()
+        worker.end.send(ipc.SwapOut(replica_id) if out else ipc.SwapIn(replica_id))
+        return True
+
+    def is_pair(self, replica_id: str) -> bool:
+        """Whether the replica runs on two workers, which swap nothing."""
+        return replica_id in self._pairs
+
+    def drop(self, replica_id: str) -> None:
+        """Forget a replica that is unloaded and will be loaded again on demand; its worker stays,
+        so that a start's costs (an interpreter and torch) are not paid again."""
+        for worker in self._workers_of(replica_id):
+            if worker.role == "both":
+                worker.expected.add(replica_id)
+        self._forget(replica_id)
+
     def add(self, request: Generate, was_idle: bool) -> None:
         """Hand a generation over; ``was_idle`` restarts the worker's watchdog."""
         if pair := self._pairs.get(request.replica_id):
@@ -147,14 +169,18 @@ class EngineHost:
             worker.end.send(ipc.Cancel(replica_id, request_id))
 
     def release(self, replica_id: str) -> None:
-        """Forget a replica that is unloaded; a worker without replicas is ended."""
+        """Forget a replica for good; a worker without replicas is ended."""
+        for worker in self.workers.values():
+            worker.expected.discard(replica_id)
+        self._forget(replica_id)
+
+    def _forget(self, replica_id: str) -> None:
         self._pairs.pop(replica_id, None)
-        if self._homes.pop(replica_id, None) is None:
-            return
-        for worker in self._workers_of(replica_id):
+        self._homes.pop(replica_id, None)
+        for worker in list(self.workers.values()):
             worker.replicas.discard(replica_id)
             worker.loading.discard(replica_id)
-            if not worker.replicas:
+            if not worker.replicas and not worker.expected:
                 self.workers.pop(worker.key, None)
                 worker.end.send(ipc.Shutdown())
 

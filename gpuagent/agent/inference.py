@@ -275,6 +275,11 @@ class Inference:
         if self._active[replica_id]:
             await self._end(self._unfinished_on(replica_id), "error", code, message)
 
+    async def end_held(self, request_ids: Iterable[str]) -> None:
+        """End generations that were cancelled before an engine had them."""
+        known = (self._known.get(request_id) for request_id in request_ids)
+        await self._end([g for g in known if g and g.terminal is None], "cancelled")
+
     def _unfinished_on(self, replica_id: str) -> list[Generation]:
         known = self._known.values()
         return [g for g in known if g.terminal is None and g.replica_id == replica_id]

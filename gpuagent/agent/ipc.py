@@ -4,10 +4,12 @@ A frame is a 4-byte big-endian length and one MessagePack value: an array whose 
 the message. The worker makes wire deltas itself, so that the agent only sorts them by gateway::
 
     agent  -> worker   Load  Unload  Add  Cancel  Shutdown
+                       SwapOut  SwapIn                       of a loaded replica
                        Adopt  Free                           of a replica on two workers: ``pairs``
     worker -> agent    Progress*  Loaded | LoadFailed        one of the two ends each Load
                        StepOutputs                           after each step that produced something
                        ReplicaFailed | Unloaded
+                       Swapped                               ends each SwapOut and SwapIn
                        Stats                                 while it works, at most 5/s
                        HandOver  Taken                       of a replica on two workers
 
@@ -52,6 +54,16 @@ class Load(Ipc, frozen=True, tag="load"):
 
 
 class Unload(Ipc, frozen=True, tag="unload"):
+    replica_id: str
+
+
+class SwapOut(Ipc, frozen=True, tag="swap_out"):
+    """Off the device, unfinished requests included; the worker keeps it in host memory."""
+
+    replica_id: str
+
+
+class SwapIn(Ipc, frozen=True, tag="swap_in"):
     replica_id: str
 
 
@@ -111,6 +123,7 @@ class Loaded(Ipc, frozen=True, tag="loaded"):
     bundle: TokenizerBundle
     warning_code: str = ""
     warning: str = ""
+    workspace_bytes: int = 0
 
 
 class LoadFailed(Ipc, frozen=True, tag="load_failed"):
@@ -129,6 +142,15 @@ class ReplicaFailed(Ipc, frozen=True, tag="replica_failed"):
 
 class Unloaded(Ipc, frozen=True, tag="unloaded"):
     replica_id: str
+
+
+class Swapped(Ipc, frozen=True, tag="swapped"):
+    """``tier`` is resident or host; ``host_bytes`` are what it takes of the host's memory there."""
+
+    replica_id: str
+    tier: str
+    seconds: float
+    host_bytes: int = 0
 
 
 class StepOutputs(Ipc, frozen=True, tag="outputs"):
@@ -174,19 +196,21 @@ class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     waiting_by_class: dict[str, int] = {}
+    kv_held_bytes: int = 0
 
 
 class Stats(Ipc, frozen=True, tag="stats"):
     replicas: list[ReplicaStats]
 
 
-ToWorker = Load | Unload | Add | Cancel | Adopt | Free | Shutdown
+ToWorker = Load | Unload | SwapOut | SwapIn | Add | Cancel | Adopt | Free | Shutdown
 FromWorker = (
     Progress
     | Loaded
     | LoadFailed
     | ReplicaFailed
     | Unloaded
+    | Swapped
     | StepOutputs
     | Stats
     | HandOver

@@ -85,6 +85,9 @@ GAUGES: tuple[tuple[str, str, Callable[[ReplicaLoad], float]], ...] = (
     ("num_requests_running", "Generations that hold KV blocks.", lambda r: r.num_running),
     ("num_requests_waiting", "Generations that wait for a slot.", lambda r: r.num_waiting),
     ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", lambda r: _kv_usage(r)),
+    ("num_requests_held", "Generations held until the replica is resident.", lambda r: r.num_held),
+    ("is_resident", "1 if the weights are on the device.", lambda r: r.tier == "resident"),
+    ("swap_in_expected_seconds", "Until a held generation starts.", lambda r: r.expected_wait_s),
     ("step_seconds", "Mean time of a step in the last report.", lambda r: r.step_s),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[ReplicaLoad], float]], ...] = (
@@ -112,6 +115,10 @@ DEVICE_GAUGES: tuple[tuple[str, str, Callable[[DeviceLoad], float]], ...] = (
     ("utilization_ratio", "Busy share of the step loop.", lambda d: d.utilization),
     ("memory_used_bytes", "Memory in use.", lambda d: d.memory_used_bytes),
     ("memory_total_bytes", "Memory of the device.", lambda d: d.memory_total_bytes),
+    ("memory_foreign_bytes", "Held by other processes.", lambda d: d.foreign_bytes),
+    ("kv_pool_bytes", "KV memory of the resident replicas.", lambda d: d.kv_pool_bytes),
+    ("kv_used_bytes", "Of this, held by generations.", lambda d: d.kv_used_bytes),
+    ("swapped_weights_bytes", "In host memory, of all devices.", lambda d: d.host_used_bytes),
     ("temperature_celsius", "Temperature; 0 if unknown.", lambda d: d.temperature_c),
     ("power_watts", "Power; 0 if unknown.", lambda d: d.power_w),
 )

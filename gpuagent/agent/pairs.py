@@ -83,6 +83,7 @@ class Pair:
             parts[1],
             weights_bytes=sum(part.weights_bytes for part in parts),
             kv_bytes=sum(part.kv_bytes for part in parts),
+            workspace_bytes=sum(part.workspace_bytes for part in parts),
             peak_bytes=sum(part.peak_bytes for part in parts),
             load_seconds=max(part.load_seconds for part in parts),
             max_model_len=min(part.max_model_len for part in parts),

@@ -9,7 +9,14 @@ changed; nothing is remembered between two calls. Example, one device of 4 GiB t
     reconcile(desired=[a, b], running={a: ready})               start b
 
 A replica that can never fit is refused with a reason rather than tried: on a GPU the attempt would
-take the memory of those that run.
+take the memory of those that run. One that would fit alone but not beside those that run is held:
+it is loaded when somebody asks for it or memory is free, see ``residency``.
+
+    M_total = sum of weights + KV pool + workspace + reserved      for each device
+
+A replica counts with its ``memory_bytes`` until it has been loaded once, then with its measured
+peak: weights, workspace and its guaranteed part of the KV pool. The reserve and what other
+processes hold are taken off what the device offers (``rooms``).
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,10 +35,17 @@ class Running:
     spec: ReplicaSpec
     state: str
     retry_at: float = 0.0
+    charged_bytes: int = 0  # measured; 0: not yet
+    is_away: bool = False  # loaded, and not on the device
 
     @property
     def holds_memory(self) -> bool:
-        return self.state in HOLDING
+        return self.state in HOLDING and not self.is_away
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the device, while it is there."""
+        return self.charged_bytes or self.spec.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -45,12 +59,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Plan:
-    """Each desired replica is in exactly one of start, wait, refuse, keep."""
+    """Each desired replica is in exactly one of start, wait, refuse, hold, keep."""
 
     start: tuple[Verdict, ...] = ()
     stop: tuple[Verdict, ...] = ()
     wait: tuple[Verdict, ...] = ()
     refuse: tuple[Verdict, ...] = ()
+    hold: tuple[Verdict, ...] = ()
     keep: tuple[Verdict, ...] = ()
 
 
@@ -58,6 +73,7 @@ class Plan:
 class _Budget:
     """Bytes still free of one device, and those that a stopping replica will give back."""
 
+    room: int
     free: int
     returning: int = 0
     holders: list[str] = field(default_factory=list)
@@ -68,16 +84,25 @@ def reconcile(
     running: Mapping[str, Running],
     devices: Iterable[Device],
     now: float,
+    rooms: Mapping[int, int] | None = None,
+    reserved: Mapping[int, int] | None = None,
 ) -> Plan:
-    """The plan for this moment; ``now`` is on the clock of ``Running.retry_at``."""
+    """The plan for this moment; ``now`` is on the clock of ``Running.retry_at``.
+
+    ``rooms``: what each device offers, if not all of it; ``reserved``: bytes kept for others.
+    """
     wanted = {spec.replica_id: spec for spec in desired}
     stop = tuple(
         Verdict(have.spec, "not desired" if rid not in wanted else "specification changed")
         for rid, have in running.items()
         if have.state != "stopping" and have.spec != wanted.get(rid)
     )
-    budgets = _budgets(running, devices, {verdict.spec.replica_id for verdict in stop})
-    buckets: dict[str, list[Verdict]] = {"start": [], "wait": [], "refuse": [], "keep": []}
+    offered = {device.index: device.memory_bytes for device in devices} | dict(rooms or {})
+    budgets = _budgets(running, offered, {verdict.spec.replica_id for verdict in stop})
+    for index, num_bytes in (reserved or {}).items():
+        budgets[index].free -= num_bytes
+    names = "start", "wait", "refuse", "hold", "keep"
+    buckets: dict[str, list[Verdict]] = {name: [] for name in names}
     for spec in sorted(wanted.values(), key=lambda s: PRIORITY.get(s.priority, 1)):
         bucket, verdict = _judge(spec, running.get(spec.replica_id), budgets, now)
         buckets[bucket].append(verdict)
@@ -85,15 +110,15 @@ def reconcile(
 
 
 def _budgets(
-    running: Mapping[str, Running], devices: Iterable[Device], stopping: set[str]
+    running: Mapping[str, Running], rooms: Mapping[int, int], stopping: set[str]
 ) -> dict[int, _Budget]:
-    budgets = {device.index: _Budget(device.memory_bytes) for device in devices}
+    budgets = {index: _Budget(room, room) for index, room in rooms.items()}
     for replica_id, have in running.items():
         budget = budgets.get(have.spec.device_index)
         if budget and have.holds_memory:
-            budget.free -= have.spec.memory_bytes
+            budget.free -= have.num_bytes
             if have.state == "stopping" or replica_id in stopping:
-                budget.returning += have.spec.memory_bytes
+                budget.returning += have.num_bytes
                 budget.holders.append(replica_id)
     return budgets
 
@@ -103,20 +128,24 @@ def _judge(
 ) -> tuple[str, Verdict]:
     if have and (have.state == "stopping" or have.spec != spec):
         return "wait", Verdict(spec, "its former self is stopping")
-    if have and have.holds_memory:
+    if have and (have.holds_memory or have.is_away):
         return "keep", Verdict(spec, have.state)
     if have and have.state == "failed" and have.retry_at > now:
         return "wait", Verdict(spec, f"tried again in {have.retry_at - now:.0f} s", "backoff")
-    return _fit(spec, budgets.get(spec.device_index))
+    num_bytes = have.num_bytes if have and have.spec == spec else spec.memory_bytes
+    return _fit(spec, num_bytes, budgets.get(spec.device_index))
 
 
-def _fit(spec: ReplicaSpec, budget: _Budget | None) -> tuple[str, Verdict]:
+def _fit(spec: ReplicaSpec, num_bytes: int, budget: _Budget | None) -> tuple[str, Verdict]:
     if budget is None:
         return "refuse", Verdict(spec, f"there is no device {spec.device_index}", "unknown_device")
-    if spec.memory_bytes <= budget.free:
-        budget.free -= spec.memory_bytes
+    if num_bytes > budget.room:
+        reason = f"needs {num_bytes} bytes, the device offers {max(budget.room, 0)} when empty"
+        return "refuse", Verdict(spec, reason, "insufficient_memory")
+    if num_bytes <= budget.free:
+        budget.free -= num_bytes
         return "start", Verdict(spec, "desired")
-    if spec.memory_bytes <= budget.free + budget.returning:
+    if num_bytes <= budget.free + budget.returning:
         return "wait", Verdict(spec, f"memory held by {', '.join(budget.holders)}")
-    reason = f"needs {spec.memory_bytes} bytes, {max(budget.free, 0)} of the device are free"
-    return "refuse", Verdict(spec, reason, "insufficient_memory")
+    reason = f"needs {num_bytes} bytes, {max(budget.free, 0)} of the device are free"
+    return "hold", Verdict(spec, reason, "not_resident")

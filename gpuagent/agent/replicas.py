@@ -5,6 +5,13 @@
         |                     v
         +----- retry ----- failed
 
+A ready replica is in one of three tiers (``residency``); one that is not resident takes generations
+all the same, and the node holds them until it is::
+
+    pending, not_resident (storage) -> loading -> ready (resident) <-> ready (host)
+                                          ^                                |
+                                          +-------- ready (storage) <------+
+
 A table of facts and transitions without I/O: the node calls it when something has happened and
 asks ``reconcile`` what to do next. A load that failed is tried again after 10 s, 20 s, ... 5 min.
 A worker that died is started again after half a second first, for its clients wait; if it dies
@@ -12,10 +19,11 @@ again before a minute has passed, the wait doubles as well.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuagent.agent import ipc
 from gpuagent.agent.reconcile import Running
+from gpuagent.agent.residency import RESIDENT, STORAGE
 from gpuagent.wire.messages import ReplicaSpec, ReplicaStatus, TokenizerBundle
 
 LOAD_BACKOFF_S = 10.0
@@ -23,6 +31,7 @@ LOST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 300.0
 STABLE_S = 60.0
 MAX_REASON_CHARS = 500
+HOLDABLE = frozenset({"pending", "downloading", "loading"})
 
 
 def backoff(code: str, num_failures: int) -> float:
@@ -46,6 +55,28 @@ class Replica:
     ready_at: float = 0.0
     stop_by: float = 0.0
     is_unloading: bool = False
+    tier: str = STORAGE
+    moving: str = ""  # in | out | drop: a swap, or an unloading that keeps the replica
+    is_tiered: bool = False  # it has been held or put out once: others are to wait, not refused
+    host_bytes: int = 0
+    used_at: float = 0.0
+    resident_since: float = 0.0
+    asked_at: float = 0.0  # when the present move began
+    swap_in_s: float = 0.0
+    seconds_from: dict[str, float] = field(default_factory=dict)  # tier -> what a way in took
+    measured_bytes: int = 0
+    is_ending: bool = False  # no longer desired, or not as it is
+
+    @property
+    def charged_bytes(self) -> int:
+        """Of the device while resident: measured, or what the specification says."""
+        return self.measured_bytes or self.spec.memory_bytes
+
+    @property
+    def is_away(self) -> bool:
+        """Loaded once, and not on the device now."""
+        is_there = self.moving == "in" or self.tier == RESIDENT
+        return self.state in ("ready", "stopping") and not is_there
 
 
 class ReplicaTable:
@@ -72,7 +103,13 @@ class ReplicaTable:
     def running(self) -> dict[str, Running]:
         """What the reconciler looks at."""
         return {
-            rid: Running(replica.spec, replica.state, replica.retry_at)
+            rid: Running(
+                replica.spec,
+                replica.state,
+                replica.retry_at,
+                replica.measured_bytes,
+                replica.is_away,
+            )
             for rid, replica in self._replicas.items()
         }
 
@@ -81,7 +118,9 @@ class ReplicaTable:
         replica = self._replicas.get(replica_id)
         if replica is None:
             return "the replica is not on this node"
-        return "" if replica.state == "ready" else f"the replica is {replica.state}"
+        if replica.state == "ready" or (replica.is_tiered and replica.state in HOLDABLE):
+            return ""
+        return f"the replica is {replica.state}"
 
     # --- decided by the reconciler ----------------------------------------------------------
     def wait(self, spec: ReplicaSpec, code: str, reason: str) -> None:
@@ -92,6 +131,42 @@ class ReplicaTable:
         if replica.state not in ("failed", "stopping"):
             self._set(replica, "pending", "waiting", reason)
 
+    def hold(self, spec: ReplicaSpec, code: str, reason: str) -> None:
+        """A desired replica without room on the device: loaded once somebody asks for it."""
+        replica = self._of(spec)
+        replica.spec, replica.retry_at, replica.is_tiered = spec, 0.0, True
+        if replica.state != "stopping":
+            self._set(replica, "pending", code, reason)
+
+    def move(self, replica_id: str, moving: str) -> None:
+        """A swap or a drop begins."""
+        replica = self._replicas[replica_id]
+        replica.moving, replica.asked_at, replica.is_tiered = moving, self._monotonic(), True
+        self._on_change()
+
+    def swapped(self, message: ipc.Swapped) -> None:
+        """A swap has ended."""
+        replica = self._replicas.get(message.replica_id)
+        if replica is None or replica.state != "ready":
+            return
+        self._arrived(replica, message.tier)
+        replica.host_bytes = message.host_bytes or replica.host_bytes
+        self._on_change()
+
+    def dropped(self, replica_id: str) -> None:
+        """Unloaded, and still desired: it is ready to be loaded again when somebody asks."""
+        replica = self._replicas[replica_id]
+        replica.moving, replica.tier, replica.is_unloading = "", STORAGE, False
+        self._on_change()
+
+    def _arrived(self, replica: Replica, tier: str) -> None:
+        now = self._monotonic()
+        if tier == RESIDENT and replica.tier != RESIDENT:
+            replica.swap_in_s = now - replica.asked_at
+            replica.seconds_from[replica.tier] = replica.swap_in_s
+            replica.resident_since = replica.used_at = now
+        replica.tier, replica.moving = tier, ""
+
     def refuse(self, spec: ReplicaSpec, code: str, reason: str) -> None:
         """A desired replica that cannot run here while things are as they are."""
         self._of(spec).retry_at = 0.0
@@ -100,6 +175,7 @@ class ReplicaTable:
     def start(self, spec: ReplicaSpec) -> None:
         replica = self._of(spec)
         replica.spec = spec
+        replica.tier, replica.moving, replica.asked_at = STORAGE, "in", self._monotonic()
         self._set(replica, "loading")
 
     def stop(self, replica_id: str, drain_s: float) -> None:
@@ -124,6 +200,9 @@ class ReplicaTable:
         if replica is None or replica.state == "stopping":
             return
         replica.loaded = message
+        replica.measured_bytes = message.peak_bytes
+        replica.host_bytes = message.weights_bytes + message.workspace_bytes
+        self._arrived(replica, RESIDENT)
         replica.ready_at = self._monotonic()
         self.bundles[replica.spec.version_id] = message.bundle
         self._set(replica, "ready", message.warning_code, message.warning)
@@ -139,6 +218,8 @@ class ReplicaTable:
         replica.num_failures += 1
         replica.retry_at = self._monotonic() + backoff(code, replica.num_failures)
         replica.loaded = None
+        replica.measured_bytes = min(replica.measured_bytes, replica.spec.memory_bytes)
+        replica.tier, replica.moving, replica.is_unloading = STORAGE, "", False
         self._set(replica, "failed", code, reason)
 
     def remove(self, replica_id: str) -> None:
@@ -187,4 +268,8 @@ def _status(replica: Replica) -> ReplicaStatus:
         load_seconds=loaded.load_seconds if loaded else 0.0,
         sha256=loaded.sha256 if loaded else "",
         max_model_len=loaded.max_model_len if loaded else 0,
+        tier=replica.tier,
+        estimate_bytes=replica.spec.memory_bytes,
+        charged_bytes=replica.charged_bytes,
+        swap_in_s=round(replica.swap_in_s, 6),
     )

@@ -4,12 +4,15 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from gpuagent.agent import telemetry
+import msgspec
+
+from gpuagent.agent import ipc, telemetry
 from gpuagent.agent.http import Answer, json_answer
 from gpuagent.agent.metrics import Served, Snapshot, render
 from gpuagent.agent.node import Node
 from gpuagent.agent.replicas import Replica
-from gpuagent.wire.messages import DeviceLoad, ObservedState, ReplicaLoad, Telemetry
+from gpuagent.agent.residency import RESIDENT
+from gpuagent.wire.messages import Device, DeviceLoad, ObservedState, ReplicaLoad, Telemetry
 
 
 class Reports:
@@ -66,26 +69,48 @@ class Reports:
     def _replica(self, replica: Replica) -> ReplicaLoad:
         node, replica_id = self._node, replica.spec.replica_id
         served = node.inference.served.get(replica_id, Served())
-        return node.meter.load_of(replica, served, node.inference.num_active_on(replica_id))
+        return node.meter.load_of(
+            replica,
+            served,
+            node.inference.num_active_on(replica_id),
+            node.tiers.num_held(replica_id),
+            node.tiers.expected_wait(replica),
+        )
 
     def _devices(self) -> tuple[DeviceLoad, ...]:
-        node = self._node
-        return tuple(
-            telemetry.device_load(
-                device,
-                node.host.pids(device.index),
-                round(self._utilization.get(device.index, 0.0), 4),
-                self._reserved_bytes(device.index),
-            )
-            for device in node.devices
+        return tuple(self._device(device) for device in self._node.devices)
+
+    def _device(self, device: Device) -> DeviceLoad:
+        node, residents = self._node, self._residents(device.index)
+        load = telemetry.device_load(
+            device,
+            node.host.pids(device.index),
+            round(self._utilization.get(device.index, 0.0), 4),
+            sum(loaded.peak_bytes for loaded in residents),
+            node.foreign[device.index],
+            node.tiers.host_used_on(device.index),
+        )
+        taken = [node.meter.kv_held_bytes(loaded.replica_id) for loaded in residents]
+        return msgspec.structs.replace(
+            load,
+            reserved_bytes=node.settings.reserved_bytes(device.kind),
+            weights_bytes=sum(loaded.weights_bytes for loaded in residents),
+            kv_pool_bytes=sum(loaded.kv_bytes for loaded in residents),
+            kv_used_bytes=sum(taken),
+            workspace_bytes=sum(loaded.workspace_bytes for loaded in residents),
+            host_used_bytes=node.tiers.host_used_bytes,
+            host_total_bytes=node.tiers.host_bytes,
         )
 
-    def _reserved_bytes(self, device_index: int) -> int:
-        return sum(
-            replica.loaded.peak_bytes
+    def _residents(self, device_index: int) -> list[ipc.Loaded]:
+        """What the loaded replicas on the device have said of themselves."""
+        return [
+            replica.loaded
             for replica in self._node.table
-            if replica.spec.device_index == device_index and replica.loaded
-        )
+            if replica.spec.device_index == device_index
+            and replica.loaded
+            and replica.tier == RESIDENT
+        ]
 
     # --- HTTP -------------------------------------------------------------------------------
     def metrics(self) -> Answer:

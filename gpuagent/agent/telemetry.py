@@ -64,7 +64,14 @@ class LoadMeter:
         self._reported_at = now
         return busy
 
-    def load_of(self, replica: Replica, served: Served, num_active: int) -> ReplicaLoad:
+    def load_of(
+        self,
+        replica: Replica,
+        served: Served,
+        num_active: int,
+        num_held: int = 0,
+        expected_wait_s: float = 0.0,
+    ) -> ReplicaLoad:
         """One replica's figures as of its newest counters."""
         replica_id = replica.spec.replica_id
         stats = self._now.get(replica_id, ReplicaStats(replica_id))
@@ -98,7 +105,14 @@ class LoadMeter:
             num_accepted_tokens=stats.num_accepted_tokens,
             waiting_by_class=stats.waiting_by_class if num_active else {},
             busy_seconds=round(stats.busy_seconds, 3),
+            tier=replica.tier,
+            num_held=num_held,
+            expected_wait_s=round(expected_wait_s, 3),
         )
+
+    def kv_held_bytes(self, replica_id: str) -> int:
+        """Bytes of the KV pool that the replica's unfinished requests hold."""
+        return self._now.get(replica_id, ReplicaStats(replica_id)).kv_held_bytes
 
 
 def _rates(before: ReplicaStats, now: ReplicaStats, old: _Rates) -> _Rates:
@@ -118,12 +132,18 @@ def _rates(before: ReplicaStats, now: ReplicaStats, old: _Rates) -> _Rates:
 
 
 def device_load(
-    device: Device, pids: Iterable[int], utilization: float, reserved_bytes: int
+    device: Device,
+    pids: Iterable[int],
+    utilization: float,
+    reserved_bytes: int,
+    foreign_bytes: int = 0,
+    away_bytes: int = 0,
 ) -> DeviceLoad:
     """A device's figures. ``reserved_bytes`` is what its replicas may use without asking.
 
     On the CPU "used" is the larger of the workers' resident memory and that reservation: a KV
-    pool that nobody has touched yet is not resident, but it is not free either.
+    pool that nobody has touched yet is not resident, but it is not free either. ``away_bytes`` of
+    the workers' memory are the host tier's.
     """
     if device.kind == "cuda":
         with suppress(pynvml.NVMLError):  # a GPU that fell off the bus: its memory reads as 0
@@ -131,10 +151,35 @@ def device_load(
     return DeviceLoad(
         index=device.index,
         utilization=utilization,
-        memory_used_bytes=max(sum(map(resident_bytes, pids)), reserved_bytes),
+        memory_used_bytes=max(sum(map(resident_bytes, pids)) - away_bytes, reserved_bytes),
         memory_total_bytes=device.memory_bytes,
+        foreign_bytes=foreign_bytes,
         temperature_c=_cpu_temperature(),
     )
+
+
+def foreign_bytes(devices: Iterable[Device], pids: Mapping[int, list[int]]) -> dict[int, int]:
+    """What of each device's memory other processes than ours (``pids`` by device) hold.
+
+    On a GPU the driver says. A CPU's memory is foreign as far as the machine could not give it any
+    more: 4 GiB promised, 1 GiB used by us and 2 GiB available are 1 GiB foreign.
+    """
+    own = sum(resident_bytes(pid) for each in pids.values() for pid in each)
+    reachable = psutil.virtual_memory().available + own
+    found = {}
+    for device in devices:
+        found[device.index] = max(device.memory_bytes - reachable, 0)
+        if device.kind == "cuda":
+            found[device.index] = 0
+            with suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
+                found[device.index] = _foreign_on_gpu(handle, set(pids.get(device.index, [])))
+    return found
+
+
+def _foreign_on_gpu(handle: object, own_pids: set[int]) -> int:
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return int(sum(p.usedGpuMemory or 0 for p in processes if p.pid not in own_pids))
 
 
 def resident_bytes(pid: int) -> int:
@@ -153,8 +198,6 @@ def _cpu_temperature() -> float:
 def _gpu_load(device: Device, own_pids: set[int], utilization: float) -> DeviceLoad:
     handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    foreign = sum(p.usedGpuMemory or 0 for p in processes if p.pid not in own_pids)
     temperature, power = 0.0, 0.0
     with suppress(pynvml.NVMLError):  # not every board has every sensor
         temperature = float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
@@ -164,7 +207,7 @@ def _gpu_load(device: Device, own_pids: set[int], utilization: float) -> DeviceL
         utilization=utilization,
         memory_used_bytes=int(memory.used),
         memory_total_bytes=int(memory.total),
-        foreign_bytes=int(foreign),
+        foreign_bytes=_foreign_on_gpu(handle, own_pids),
         temperature_c=temperature,
         power_w=power,
     )

@@ -19,10 +19,15 @@ short: a model that gets work waits for the end of the one that runs, no longer.
 idle starts with the clock of the last that was chosen, so nobody saves up. Turns by steps were
 rejected: a model with steps of 100 ms would take ten times the device of one with 10 ms.
 
+The latency classes weigh too: what nobody was promised goes by p times 10, 1 or 0.1, the weight of
+the most urgent request that a model has unfinished. Two models of normal priority, one with a
+realtime request and one with batch work, share the device 100 : 1 until that request is done. A
+promise stays what it is.
+
 A ``dedicated`` replica is a process of its own, whose steps the device interleaves as it likes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 PRIORITY_WEIGHTS = {"high": 10.0, "normal": 1.0, "best-effort": 0.1}
@@ -35,6 +40,7 @@ class _Share:
     priority: float
     weight: float = 1.0
     clock: float = 0.0
+    urgency: float = 1.0
 
 
 class Turns:
@@ -60,11 +66,15 @@ class Turns:
         """Percent of the device while all want it."""
         return self._shares[replica_id].weight
 
-    def choose(self, working: Sequence[str]) -> str:
-        """Who of those that have work, at least one, steps now; the first among equals."""
+    def choose(self, working: Mapping[str, float]) -> str:
+        """Who of those that have work, at least one, steps now; the first among equals.
+
+        ``working`` gives each the weight of its most urgent request's class, 0 if it has none.
+        """
         if len(working) == 1 and len(self._shares) == 1:
-            return working[0]
+            return next(iter(working))
         shares = self._shares
+        self._note_urgency(working)
         for replica_id in working:
             if replica_id not in self._last:
                 share = shares[replica_id]
@@ -79,9 +89,18 @@ class Turns:
         share = self._shares[replica_id]
         share.clock += seconds / share.weight
 
+    def _note_urgency(self, working: Mapping[str, float]) -> None:
+        changed = False
+        for replica_id, share in self._shares.items():
+            urgency = working.get(replica_id) or 1.0
+            changed |= urgency != share.urgency
+            share.urgency = urgency
+        if changed:
+            self._weigh()
+
     def _weigh(self) -> None:
         shares = self._shares.values()
         rest = max(100.0 - sum(share.percent for share in shares), MIN_REST)
-        total = sum(share.priority for share in shares)
+        total = sum(share.priority * share.urgency for share in shares)
         for share in shares:
-            share.weight = share.percent + rest * share.priority / total
+            share.weight = share.percent + rest * share.priority * share.urgency / total

@@ -35,6 +35,7 @@ from gpuagent.agent.logs import configure_logging
 from gpuagent.agent.translate import logprob, to_engine
 from gpuagent.agent.turns import Turns
 from gpuagent.engine.request import EngineStats, RequestOutput, RequestRejected
+from gpuagent.engine.shared_pool import Lease, SharedPool
 from gpuagent.wire.messages import Delta, Generate, ReplicaSpec
 
 log = structlog.get_logger("gpuagent.worker")
@@ -50,6 +51,8 @@ class _Replica:
 
     replica_id: str
     model: LoadedModel
+    spec: ReplicaSpec
+    is_parked: bool = False
     arrivals: dict[str, float] = field(default_factory=dict)
     busy_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -68,7 +71,16 @@ class _Replica:
         else:
             self.decode_seconds += seconds
             self.decode_steps += 1
+        return self.deltas(outputs, started)
+
+    def deltas(self, outputs: list[RequestOutput], started: float) -> list[Delta]:
+        """What a step that began at ``started`` has to say, or a flush."""
         return [self._delta(output, started) for output in outputs]
+
+    @property
+    def can_step(self) -> bool:
+        """Whether it has work and is where it can do it."""
+        return not self.is_parked and self.model.engine.has_work()
 
     def _delta(self, output: RequestOutput, started: float) -> Delta:
         arrived = self.arrivals.pop(output.request_id, None)
@@ -126,6 +138,7 @@ class _Replica:
             num_draft_tokens=stats.spec_decode_num_draft_tokens,
             num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
             waiting_by_class=stats.waiting_by_class,
+            kv_held_bytes=stats.kv_held_bytes,
         )
 
 
@@ -146,6 +159,7 @@ class Worker:
         self._config = config
         self._replicas: dict[str, _Replica] = {}
         self._turns = Turns()
+        self._kv = SharedPool()
         self._loads: dict[str, _Load] = {}
         self._from_threads: queue.SimpleQueue[_ThreadMessage] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -161,15 +175,22 @@ class Worker:
         while not self._stopping:
             is_working = self._has_work()
             self._receive(0 if is_working else self._idle_timeout())
-            if working := [
-                name for name, each in self._replicas.items() if each.model.engine.has_work()
-            ]:
+            if working := self._working():
                 self._step(self._replicas[self._turns.choose(working)])
             self._settle()
             self._report(is_working or bool(working))
 
     def _has_work(self) -> bool:
-        return any(replica.model.engine.has_work() for replica in self._replicas.values())
+        return any(replica.can_step for replica in self._replicas.values())
+
+    def _working(self) -> dict[str, float]:
+        """Who could step, with the weight of the most urgent class that waits for it."""
+        is_alone = len(self._replicas) == 1
+        return {
+            name: 1.0 if is_alone else each.model.engine.urgency()
+            for name, each in self._replicas.items()
+            if each.can_step
+        }
 
     def _idle_timeout(self) -> float | None:
         return LOADING_SIGN_OF_LIFE_S if self._loads else None
@@ -198,7 +219,7 @@ class Worker:
                 self._add(request)
             case ipc.Cancel(replica_id=replica_id, request_id=request_id):
                 if replica := self._replicas.get(replica_id):
-                    replica.model.engine.cancel(request_id)
+                    self._cancel(replica, request_id)
                 if self._exchange:
                     self._exchange.cancel(request_id)
             case ipc.Adopt() if self._exchange:
@@ -209,6 +230,10 @@ class Worker:
                 self._start_load(spec)
             case ipc.Unload(replica_id=replica_id):
                 self._unload(replica_id)
+            case ipc.SwapOut(replica_id=replica_id) if replica_id in self._replicas:
+                self._swap(self._replicas[replica_id], out=True)
+            case ipc.SwapIn(replica_id=replica_id) if replica_id in self._replicas:
+                self._swap(self._replicas[replica_id], out=False)
             case ipc.Shutdown():
                 self._stopping = True
 
@@ -233,6 +258,51 @@ class Worker:
         delta = Delta(request.request_id, 0, (), "", "error", code, message, num_prompt)
         self._end.send(ipc.StepOutputs(request.replica_id, [delta]))
 
+    def _cancel(self, replica: _Replica, request_id: str) -> None:
+        replica.model.engine.cancel(request_id)
+        if replica.is_parked:  # it will not step for a while, and its client waits for the end
+            deltas = replica.deltas(replica.model.engine.flush(), time.monotonic())
+            if deltas:
+                self._end.send(ipc.StepOutputs(replica.replica_id, deltas))
+
+    # --- tiers ------------------------------------------------------------------------------
+    def _swap(self, replica: _Replica, out: bool) -> None:
+        """Off the device or back onto it, between two steps; what is so already is said again."""
+        started = time.monotonic()
+        try:
+            if replica.is_parked != out:
+                self._park(replica) if out else self._unpark(replica)
+        except Exception as error:
+            self._fail(replica, error)
+            return
+        tier = "host" if out else "resident"
+        stats = replica.model.engine.stats()
+        held = stats.weights_bytes + replica.model.workspace_bytes + stats.kv_held_bytes
+        seconds = round(time.monotonic() - started, 6)
+        self._send_stats()
+        self._end.send(ipc.Swapped(replica.replica_id, tier, seconds, held if out else 0))
+
+    def _park(self, replica: _Replica) -> None:
+        replica.model.engine.park()
+        replica.is_parked = True
+        self._turns.leave(replica.replica_id)
+
+    def _unpark(self, replica: _Replica) -> None:
+        replica.model.engine.unpark()
+        replica.is_parked = False
+        self._join(replica)
+
+    def _join(self, replica: _Replica) -> None:
+        spec = replica.spec
+        self._turns.join(replica.replica_id, spec.guaranteed_percent, spec.priority)
+
+    def _forget(self, replica: _Replica) -> None:
+        """Gone with its engine: its turn and its part of the pool are the others'."""
+        del self._replicas[replica.replica_id]
+        self._turns.leave(replica.replica_id)
+        if lease := _lease(replica.model):
+            self._kv.leave(lease)
+
     def _step(self, replica: _Replica) -> None:
         before = replica.busy_seconds
         try:
@@ -251,8 +321,7 @@ class Worker:
         log.error("engine_failed", replica=replica.replica_id, exc_info=error)
         if self._config.device.kind == "cuda":
             raise error
-        del self._replicas[replica.replica_id]
-        self._turns.leave(replica.replica_id)
+        self._forget(replica)
         message = f"{type(error).__name__}: {error}"
         self._end.send(ipc.ReplicaFailed(replica.replica_id, "engine_lost", message[:500]))
 
@@ -297,9 +366,11 @@ class Worker:
             failure = done.result
             self._end.send(ipc.LoadFailed(done.replica_id, failure.code, failure.message[:500]))
         else:
-            self._replicas[done.replica_id] = _Replica(done.replica_id, done.result)
-            spec = load.spec
-            self._turns.join(done.replica_id, spec.guaranteed_percent, spec.priority)
+            replica = _Replica(done.replica_id, done.result, load.spec)
+            self._replicas[done.replica_id] = replica
+            if lease := _lease(done.result):
+                self._kv.join(lease)
+            self._join(replica)
             self._end.send(_loaded(done.replica_id, done.result, done.seconds))
             self._send_stats()
 
@@ -307,8 +378,8 @@ class Worker:
         if replica_id in self._loads:
             self._loads[replica_id].unwanted = True  # a thread cannot be stopped
         else:
-            self._replicas.pop(replica_id, None)
-            self._turns.leave(replica_id)
+            if replica := self._replicas.get(replica_id):
+                self._forget(replica)
             self._end.send(ipc.Unloaded(replica_id))
 
 
@@ -368,7 +439,13 @@ def _loaded(replica_id: str, model: LoadedModel, seconds: float) -> ipc.Loaded:
         bundle=model.bundle,
         warning_code=model.warning[0],
         warning=model.warning[1],
+        workspace_bytes=model.workspace_bytes,
     )
+
+
+def _lease(model: LoadedModel) -> Lease | None:
+    """Its part of the worker's KV pool; None if it has a pool of its own."""
+    return getattr(model.engine, "lease", None)
 
 
 def _die_with_parent(parent: int) -> None:

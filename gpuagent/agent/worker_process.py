@@ -31,6 +31,7 @@ class WorkerProcess:
     end: ipc.AgentEnd
     replicas: set[str] = field(default_factory=set)
     loading: set[str] = field(default_factory=set)
+    expected: set[str] = field(default_factory=set)  # unloaded, and to be loaded again on demand
     progress_at: float = 0.0
     role: str = "both"
     reader: asyncio.Task[None] | None = None

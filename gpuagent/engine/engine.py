@@ -36,6 +36,7 @@ from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
 from gpuagent.engine.drafts import load_draft
 from gpuagent.engine.executors import DTYPES, make_executor
 from gpuagent.engine.model_runner import Executor, ModelRunner, StepResult
+from gpuagent.engine.parking import Parked, park
 from gpuagent.engine.precision import check_checkpoint, of_dtype
 from gpuagent.engine.request import (
     EngineStats,
@@ -47,6 +48,7 @@ from gpuagent.engine.request import (
 )
 from gpuagent.engine.sampler import Sample, SamplingRow, check_sampling, sample
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
+from gpuagent.engine.shared_pool import Lease
 from gpuagent.engine.speculation import SpeculationCounters
 from gpuagent.engine.speculator import MAX_CATCH_UP, SpeculationKind, Speculator, make_speculator
 from gpuagent.engine.verification import Drafts, accept
@@ -59,6 +61,7 @@ DEFAULT_KV_BYTES = 512 << 20
 DEFAULT_SWAP_BYTES = 128 << 20
 DEFAULT_ITL_SECONDS = 0.2
 MAX_FAILED_STEPS = 3
+MAX_BLOCKS_PER_CHUNK = 16
 MAX_GENERATION_CONFIG_BYTES = 1 << 20
 MAX_TRACE_CHARS = 20_000
 
@@ -134,12 +137,18 @@ class TorchEngine:
         tokenizer: Tokenizer,
         config: SchedulerConfig,
         eos_token_ids: tuple[int, ...] = (),
+        lease: Lease | None = None,
     ) -> None:
         self.executor = executor
+        self.lease = lease
         self._model = model
         self._tokenizer = tokenizer
-        self._scheduler = Scheduler(config)
+        self._scheduler = Scheduler(config, lease)
         self._runner = ModelRunner(executor, config.num_host_blocks)
+        self._parked: Parked | None = None
+        if lease:
+            lease.shed = self._shed
+            self._scheduler.kv.pool.on_trim = executor.discard
         self.draft: Executor | None = None
         self._speculator: Speculator | None = None
         self._drafts: dict[str, Drafts] = {}
@@ -168,6 +177,7 @@ class TorchEngine:
         target_itl_seconds: float | None = DEFAULT_ITL_SECONDS,
         speculation: str = "none",
         draft_path: Path | str | None = None,
+        kv_limit_bytes: int | None = None,
     ) -> Self:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
@@ -175,8 +185,10 @@ class TorchEngine:
         what the model knows. `swap_bytes` of host memory take in preempted requests (touched at
         the first one), `target_itl_seconds` bounds the prompt tokens of a step in which others
         decode. `speculation` is "none", "ngram" or "draft", the last with the folder of a smaller
-        model of the same vocabulary, whose cache is a part of `kv_bytes`. Raises LoadError for a
-        bad folder and ValueError for sizes that leave no block or no slot.
+        model of the same vocabulary, whose cache is a part of `kv_bytes`. With `kv_limit_bytes` the
+        pool is leased (`shared_pool`): `kv_bytes` is its guarantee, the limit what it may grow to,
+        and whoever loads puts `lease` into a shared pool before the first step. Raises LoadError
+        for a bad folder and ValueError for sizes that leave no block or no slot.
         """
         folder, kind = Path(path), SpeculationKind(speculation)
         formats = of_dtype(dtype, quantization, kv_cache_dtype)
@@ -189,8 +201,12 @@ class TorchEngine:
             small = load_draft(draft_path, folder, model.config, length, DTYPES[dtype], device)
         width = block_size * formats.kv_bytes_per_token(model.config)
         draft_width = block_size * formats.kv_bytes_per_token(small.config) if small else 0
+        is_leased = kv_limit_bytes is not None and small is None and device == "cpu"
+        limit = max(kv_limit_bytes or 0, kv_bytes) if is_leased else kv_bytes
+        num_blocks = num_blocks or limit // (width + draft_width)
+        per_chunk = _blocks_per_chunk(kv_bytes // width, -(-length // block_size))
         scheduling = SchedulerConfig(
-            num_blocks=num_blocks or kv_bytes // (width + draft_width),
+            num_blocks=num_blocks,
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             max_num_seqs=max_num_seqs,
@@ -199,11 +215,13 @@ class TorchEngine:
             prefix_caching=prefix_caching,
             num_host_blocks=swap_bytes // width,
             target_itl_seconds=target_itl_seconds,
+            blocks_per_chunk=per_chunk if is_leased else 1,
         )
+        lease = Lease(folder.name, kv_bytes, per_chunk * width) if is_leased else None
         eos = _eos_token_ids(folder, model.config)
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
-        executor = make_executor(model, scheduling, formats, device)
-        engine = cls(executor, model.config, tokenizer, scheduling, eos)
+        executor = make_executor(model, scheduling, formats, device, is_leased)
+        engine = cls(executor, model.config, tokenizer, scheduling, eos, lease)
         if small:
             sizes = replace(scheduling, max_batch_tokens=max(max_batch_tokens, MAX_CATCH_UP))
             engine.draft = make_executor(small, sizes, formats.of_draft(), device)
@@ -298,6 +316,7 @@ class TorchEngine:
         start = time.perf_counter()
         delivery = _Delivery(outputs=self._cancelled)
         self._cancelled = []
+        assert self._parked is None, "its weights are not on the device"
         if self._scheduler.has_work():
             self._drafts = self._propose()
             drafts = {name: drafts.token_ids for name, drafts in self._drafts.items()}
@@ -311,16 +330,56 @@ class TorchEngine:
         counters.busy_seconds += counters.last_step_seconds
         return delivery.outputs
 
+    def flush(self) -> list[RequestOutput]:
+        """What is to be told without computing: cancellations of an engine that may not step."""
+        outputs, self._cancelled = self._cancelled, []
+        return outputs
+
+    def park(self) -> int:
+        """Leave the device, with unfinished requests; see `gpuagent.engine.request.Engine`."""
+        assert self._parked is None, "it is parked already"
+        if self._speculator and self.executor.is_apart:
+            for request_id in self._live:  # a draft model computes its own cache anew
+                self._speculator.forget(request_id)
+        self._parked = park(self._scheduler, self._executors, self.lease, self._shed)
+        return self._parked.num_bytes
+
+    def unpark(self) -> int:
+        """Be ready to step again; see `gpuagent.engine.request.Engine`."""
+        assert self._parked is not None, "it is not parked"
+        num_bytes = self._parked.bring_back()
+        self._parked = None
+        return num_bytes
+
+    def urgency(self) -> float:
+        """Weight of the most urgent class with an unfinished request; 0 without any."""
+        return self._scheduler.urgency()
+
+    def _shed(self, num_chunks: int) -> int:
+        """Give chunks of the pool back, preempting the last requests for as long as it takes."""
+        pool = self._scheduler.kv.pool
+        num_given = pool.trim(num_chunks)
+        while num_given < num_chunks:
+            swaps = self._scheduler.preempt_last()
+            if swaps is None:
+                break
+            if swaps:
+                with torch.inference_mode():
+                    self._runner.host.swap_out(swaps)
+            num_given += pool.trim(num_chunks - num_given)
+        return num_given
+
     def stats(self) -> EngineStats:
         """The engine's counters now."""
-        config, counters = self._scheduler.config, self._counters
+        config, counters, pool = self._scheduler.config, self._counters, self._scheduler.kv.pool
+        num_free = pool.num_free if self._is_at_home else self._num_promised - pool.num_held
         spec = self._speculator.speculation.counters if self._speculator else NO_SPECULATION
         age = time.perf_counter() - counters.last_step_at if self._scheduler.has_work() else 0.0
         return EngineStats(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
-            num_free_blocks=self._scheduler.kv.pool.num_free,
-            num_blocks=config.num_blocks,
+            num_free_blocks=num_free,
+            num_blocks=pool.num_held + num_free,
             block_size=config.block_size,
             num_steps=self._scheduler.num_steps,
             last_step_seconds=counters.last_step_seconds,
@@ -329,7 +388,8 @@ class TorchEngine:
             num_cached_tokens=self._scheduler.num_cached_tokens,
             busy_seconds=counters.busy_seconds,
             weights_bytes=sum(each.weights_bytes for each in self._executors),
-            kv_bytes=sum(each.kv_bytes for each in self._executors),
+            kv_bytes=self._kv_bytes,
+            kv_held_bytes=pool.num_held * self._block_bytes,
             num_preemptions=self._scheduler.num_preemptions,
             waiting_by_class=self._scheduler.waiting.counts(),
             executor=self.executor.name,
@@ -342,6 +402,24 @@ class TorchEngine:
             last_step_age=age,
             swapped_bytes=self._runner.host.num_moved * self._block_bytes,
         )
+
+    @property
+    def _is_at_home(self) -> bool:
+        """Whether its pool is its own, or it has joined the one that it shares."""
+        return self.lease is None or self.lease.share is not None
+
+    @property
+    def _num_promised(self) -> int:
+        assert self.lease is not None
+        chunks = self.lease.guarantee_bytes // self.lease.chunk_bytes
+        return chunks * self._scheduler.config.blocks_per_chunk
+
+    @property
+    def _kv_bytes(self) -> int:
+        """Bytes of the pools, or what is guaranteed of a shared one."""
+        if self.lease:
+            return self.lease.guarantee_bytes
+        return sum(each.kv_bytes for each in self._executors)
 
     @property
     def _executors(self) -> tuple[Executor, ...]:
@@ -574,6 +652,13 @@ def _output(
         num_cached_tokens=sequence.num_cached,
         num_output_tokens=sequence.num_output + len(token_ids),
     )
+
+
+def _blocks_per_chunk(num_guaranteed: int, num_for_one: int) -> int:
+    """At most 16, so that whole chunks of the guarantee still hold one sequence."""
+    sizes = range(MAX_BLOCKS_PER_CHUNK, 0, -1)
+    fits = (size for size in sizes if num_guaranteed // size * size >= num_for_one)
+    return next(fits, 1)
 
 
 def _spans(request_ids: tuple[str, ...]) -> list[Span]:

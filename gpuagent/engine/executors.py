@@ -23,10 +23,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def make_executor(
-    model: LlamaModel, scheduling: SchedulerConfig, precision: Precision, device: str = "cpu"
+    model: LlamaModel,
+    scheduling: SchedulerConfig,
+    precision: Precision,
+    device: str = "cpu",
+    is_leased: bool = False,
 ) -> Executor:
     """The executor for a loaded model. `int8` quantises weights and activations on the native
-    kernels, only weights in torch."""
+    kernels, only weights in torch. A leased pool has memory where it is used (`shared_pool`)."""
     num_blocks, dtype = scheduling.num_blocks, DTYPES[precision.dtype]
     if precision.quantization == "int8-weight-only":
         model.quantise(GroupLinear.rounded)
@@ -34,11 +38,13 @@ def make_executor(
     reason = reason_for_torch(model.config, scheduling.block_size, dtype, device)
     if reason is None:
         limit = scheduling.max_batch_tokens
-        return NativeExecutor(model, num_blocks, limit, is_int8, is_int8_kv)
+        return NativeExecutor(model, num_blocks, limit, is_int8, is_int8_kv, is_leased)
     logger.info("computing with torch, not the native kernels: %s", reason)
     if is_int8:
         model.quantise()
-    kv = KVTensors(model.config, num_blocks, scheduling.block_size, dtype, device, is_int8_kv)
+    kv = KVTensors(
+        model.config, num_blocks, scheduling.block_size, dtype, device, is_int8_kv, is_leased
+    )
     return TorchExecutor(model, kv, model.weights_bytes)
 
 

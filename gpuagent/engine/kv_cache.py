@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuagent.engine.block_pool import BlockPool
+from gpuagent.engine.shared_pool import Lease
 
 
 class Copy(NamedTuple):
@@ -53,12 +54,19 @@ def extend_keys(keys: list[bytes], salt: bytes, tokens: Sequence[int], block_siz
 
 
 class KVCache:
-    """Block tables of the requests that hold memory, over one pool."""
+    """Block tables of the requests that hold memory, over one pool, perhaps a leased one."""
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        lease: Lease | None = None,
+        per_chunk: int = 1,
+    ) -> None:
         if block_size < 1:
             raise ValueError("a block holds at least one token")
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, lease, per_chunk)
         self.block_size = block_size
         self._prefix_caching = prefix_caching
         self._tables: dict[str, list[int]] = {}

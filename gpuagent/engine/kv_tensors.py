@@ -17,12 +17,14 @@ from torch import Tensor
 from gpuagent.engine.batch import Work
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.models.config import ModelConfig
+from gpuagent.models.mapping import drop_pages, untouched_zeros
 
 
 class KVTensors:
     """Keys and values of `num_blocks` blocks for all layers of one model.
 
-    `dtype` is what is read and written; with `is_int8` the pool is an eighth to a quarter of it.
+    `dtype` is what is read and written; with `is_int8` the pool is an eighth to a quarter of it. A
+    leased pool takes memory as it is written.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class KVTensors:
         dtype: torch.dtype,
         device: str = "cpu",
         is_int8: bool = False,
+        is_leased: bool = False,
     ) -> None:
         shape = (num_blocks + 1) * block_size, config.num_kv_heads, config.head_dim
         stored = torch.int8 if is_int8 else dtype
@@ -41,9 +44,24 @@ class KVTensors:
         self.token_width = config.num_kv_heads * config.head_dim
         self.dtype = dtype
         self.is_int8 = is_int8
-        self._pool = torch.zeros((2, config.num_layers, *shape), dtype=stored, device=device)
-        scales = (2, config.num_layers, *shape[:-1]) if is_int8 else (0,)
-        self._scales = torch.zeros(scales, device=device)
+        pool = 2, config.num_layers, *shape
+        scales = pool[:-1] if is_int8 else (0,)
+        if is_leased:
+            self._pool = untouched_zeros(pool, stored)
+            self._scales = untouched_zeros(scales, torch.float32)
+        else:
+            self._pool = torch.zeros(pool, dtype=stored, device=device)
+            self._scales = torch.zeros(scales, device=device)
+
+    def free(self) -> None:
+        """Give up the memory until `allocate`; what was stored is lost."""
+        self._shapes = self._pool.shape, self._scales.shape
+        self._pool, self._scales = self._pool.new_empty(0), self._scales.new_empty(0)
+
+    def allocate(self) -> None:
+        """Zeroed memory again after `free`."""
+        pool, scales = self._shapes
+        self._pool, self._scales = self._pool.new_zeros(pool), self._scales.new_zeros(scales)
 
     @property
     def device(self) -> torch.device:
@@ -106,6 +124,15 @@ class KVTensors:
             rows = part.contiguous().view(pool.dtype)
             shape = len(blocks), 2, pool.shape[1], self.block_size, *pool.shape[3:]
             pool[:, :, self._slots(blocks)] = rows.view(shape).movedim(0, 2).flatten(2, 3)
+
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Give the memory of neighbouring blocks back where it is the kernel's to give."""
+        if self.device.type != "cpu":
+            return
+        rows = slice(blocks[0] * self.block_size, (blocks[-1] + 1) * self.block_size)
+        for pool in self._pools():
+            for layer in pool.flatten(0, 1):
+                drop_pages(layer[rows])
 
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have written."""

@@ -20,6 +20,7 @@ from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.kv_tensors import KVTensors
 from gpuagent.engine.sampler import most_likely
 from gpuagent.engine.swap import HostBuffer
+from gpuagent.engine.weights_swap import offload, restore
 from gpuagent.models.layers import Attention
 
 
@@ -69,6 +70,10 @@ class Executor(Protocol):
     def kv_bytes(self) -> int:
         """Bytes of the KV pool."""
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether weights and cache lie in memory other than the host's, so that they can leave."""
+
     def step(self, works: Sequence[Work]) -> Scores:
         """Store keys and values of the works' tokens, and score what they ask for."""
 
@@ -90,6 +95,16 @@ class Executor(Protocol):
     def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
         """Set the contents of blocks."""
 
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Give the memory of neighbouring blocks back, if the pool's memory can be given back."""
+
+    def offload(self) -> int:
+        """Move the weights into the host's memory and give up the pool's, if they are apart; the
+        bytes moved. No step until `restore`."""
+
+    def restore(self) -> int:
+        """Move the weights back onto the device, with an empty pool; the bytes moved."""
+
 
 class TorchExecutor:
     """A model in torch over `KVTensors`: runs everywhere."""
@@ -100,6 +115,7 @@ class TorchExecutor:
         self.model = model
         self.weights_bytes = weights_bytes
         self._kv = kv
+        self.is_apart = kv.device.type != "cpu"  # the device has memory of its own
         self._workspace = Workspace(kv.dtype, str(kv.device))
 
     @property
@@ -142,6 +158,24 @@ class TorchExecutor:
     def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
         """See `Executor`."""
         self._kv.write_blocks(blocks, contents)
+
+    def discard(self, blocks: Sequence[int]) -> None:
+        """See `Executor`."""
+        self._kv.discard(blocks)
+
+    def offload(self) -> int:
+        """See `Executor`."""
+        if not self.is_apart:
+            return 0
+        self._kv.free()
+        return offload(self.model)
+
+    def restore(self) -> int:
+        """See `Executor`."""
+        if not self.is_apart:
+            return 0
+        self._kv.allocate()
+        return restore(self.model, self._kv.device)
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._kv.device)

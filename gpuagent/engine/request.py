@@ -124,8 +124,11 @@ class EngineStats:
     """A snapshot of the engine; the `num_*_tokens`, steps and seconds are totals since load.
 
     A preemption swaps out or recomputes; `swapped_bytes` went to the host or came back.
-    `spec_decode_*` are named as in vLLM: proposals made, their tokens, and those of them accepted.
-    `last_step_age` is the seconds since a step was last completed, 0 while there is nothing to do.
+    `num_blocks` are those held and those that could be had now: of a shared pool, what neighbours
+    hold beyond their part is not among them. `kv_bytes` is the pool, or what is guaranteed of a
+    shared one, `kv_held_bytes` what unfinished requests hold of it. `spec_decode_*` are named as
+    in vLLM: proposals made, their tokens, and those of them accepted. `last_step_age` is the
+    seconds since a step was last completed, 0 while there is nothing to do.
     """
 
     num_running: int = 0
@@ -151,6 +154,7 @@ class EngineStats:
     spec_decode_num_accepted_tokens: int = 0
     last_step_age: float = 0.0
     swapped_bytes: int = 0
+    kv_held_bytes: int = 0
     waiting_by_class: dict[str, int] = field(default_factory=dict)
 
 
@@ -171,7 +175,7 @@ class HandOver:
 class Engine(Protocol):
     """One loaded model. Not thread-safe: one thread calls everything.
 
-    The last four let a second engine go on with what this one began (`hand_over` in the README):
+    The last four methods let a second engine go on with what this one began (see `hand_over`):
 
         for name in prefill.decoding():
             contents = memoryview(bytearray(prefill.num_bytes_of(name)))
@@ -192,6 +196,20 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """The engine's counters now."""
+
+    def urgency(self) -> float:
+        """Weight of the most urgent latency class that has an unfinished request; 0 without any."""
+
+    def park(self) -> int:
+        """Leave the device: its memory is another's until `unpark`. Unfinished requests stay, with
+        their keys and values in host memory, and go on afterwards as if nothing had been. Until
+        then only `add`, `cancel`, `flush` and `stats` may be called. The bytes that were moved."""
+
+    def unpark(self) -> int:
+        """Be ready to step again; the bytes that were moved."""
+
+    def flush(self) -> list[RequestOutput]:
+        """Outputs that need no step: those of requests cancelled while parked."""
 
     def decoding(self) -> list[str]:
         """Requests whose prompt is computed and that have a token."""

@@ -41,6 +41,7 @@ from gpuagent.engine.pacing import Pace
 from gpuagent.engine.policies import PLANS, Policy
 from gpuagent.engine.preemption import HostCopy, Swap, SwapSpace
 from gpuagent.engine.request import GenerationRequest, LatencyClass, RequestRejected
+from gpuagent.engine.shared_pool import Lease
 from gpuagent.engine.waiting import WaitingQueue
 
 __all__ = ["Policy", "Scheduler", "SchedulerConfig"]
@@ -51,7 +52,8 @@ class SchedulerConfig:
     """The budgets. `max_batch_tokens` is at least `max_num_seqs`, so that all can decode.
 
     `target_itl_seconds` bounds what prompts add to a step in which others decode; None gives
-    them the whole budget. `num_host_blocks` is the room for swapped requests, 0 for none.
+    them the whole budget. `num_host_blocks` is the room for swapped requests, 0 for none. A leased
+    pool (`shared_pool`) takes and gives memory in chunks of `blocks_per_chunk`.
     """
 
     num_blocks: int
@@ -63,6 +65,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     num_host_blocks: int = 0
     target_itl_seconds: float | None = None
+    blocks_per_chunk: int = 1
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
@@ -74,9 +77,10 @@ class SchedulerConfig:
 class Scheduler:
     """Plans steps. Call `schedule`, run the output, then `complete`; one thread."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, lease: Lease | None = None) -> None:
         self.config = config
-        self.kv = KVCache(config.num_blocks, config.block_size, config.prefix_caching)
+        sizes = config.num_blocks, config.block_size, config.prefix_caching
+        self.kv = KVCache(*sizes, lease, config.blocks_per_chunk)
         self.host = SwapSpace(config.num_host_blocks)
         self.pace = Pace(config.max_batch_tokens, config.target_itl_seconds)
         self.lengths = LengthDistribution()
@@ -108,6 +112,12 @@ class Scheduler:
     def has_work(self) -> bool:
         """True while any request is unfinished."""
         return bool(self.running or self.waiting)
+
+    def urgency(self) -> float:
+        """Weight of the most urgent class with an unfinished request; 0 without any."""
+        running = {s.request.latency_class for s in self.running.values()}
+        waiting = {each for each in LatencyClass if self.waiting.count(each)}
+        return max((WEIGHTS[each] for each in running | waiting), default=0.0)
 
     def sequence(self, request_id: str) -> Sequence | None:
         """The unfinished request of that id."""
@@ -177,6 +187,15 @@ class Scheduler:
         """Learn what the step cost."""
         if output.work:
             self.pace.cost.observe(output.num_extra, seconds)
+
+    def preempt_last(self) -> tuple[Swap, ...] | None:
+        """Between two steps, put the lowest-ranked running request back into the queue; the swaps
+        to be done before anything else, or None if nothing runs."""
+        if not self.running:
+            return None
+        step = _Step(self, {})
+        step.preempt(max(self.running.values(), key=lambda s: s.rank))
+        return tuple(step.swap_outs)
 
     def observe_swaps(self, num_blocks: int, seconds: float) -> None:
         """Learn what moving that many blocks, one way, has cost."""
@@ -367,7 +386,7 @@ class _Step:
             if copies is not None:
                 return copies
             victim = max(self.scheduler.running.values(), key=lambda s: s.rank)
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return None
 
@@ -379,7 +398,7 @@ class _Step:
             victim = self._batch_victim(sequence)
             if victim is None:
                 return False
-            self._preempt(victim)
+            self.preempt(victim)
             admitted = self._admit(sequence)
         self._resume(sequence, admitted)
         num_tokens = min(sequence.num_to_compute, self.prompt_room(sequence))
@@ -487,7 +506,7 @@ class _Step:
         )
         return work
 
-    def _preempt(self, victim: Sequence) -> None:
+    def preempt(self, victim: Sequence) -> None:
         """Put a running request back into the queue, at the place of its arrival."""
         name, scheduler = victim.request_id, self.scheduler
         work = self.work.pop(name, None)

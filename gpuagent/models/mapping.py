@@ -12,10 +12,12 @@ is a file is looked up in /proc/self/maps; where there is no such thing nothing 
 """
 
 import ctypes
+import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 MAPS = Path("/proc/self/maps")
@@ -46,6 +48,20 @@ def _ranges() -> Iterable[tuple[int, int]]:
         if line.endswith(SUFFIX):
             first, _, last = line.split(maxsplit=1)[0].partition("-")
             yield int(first, 16), int(last, 16)
+
+
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros that takes memory page by page as it is written: torch.zeros writes it."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not num_bytes:
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def drop_pages(tensor: Tensor) -> None:
+    """Give back the whole pages of a contiguous tensor in memory of its own: they become zero."""
+    _drop(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
 
 
 def _drop(start: int, end: int) -> None:

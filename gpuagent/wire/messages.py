@@ -56,7 +56,13 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
 
 
 class DesiredState(Message, frozen=True, kw_only=True):
-    """Everything one node should run. Order: compare ``(epoch, generation)`` lexicographically."""
+    """Everything one node should run. Order: compare ``(epoch, generation)`` lexicographically.
+
+    ``replicas`` may be more than the devices hold at once: the node keeps what is used on the
+    device and the rest in its host memory or on disk (``ReplicaStatus.tier``). ``warm`` names the
+    replicas that requests are expected for, the most expected first: they are brought onto the
+    device as far as memory is free, and nobody is put out for them.
+    """
 
     cluster_id: str
     epoch: int
@@ -64,6 +70,7 @@ class DesiredState(Message, frozen=True, kw_only=True):
     node_id: str
     drain: bool = False
     replicas: tuple[ReplicaSpec, ...] = ()
+    warm: tuple[str, ...] = ()
 
 
 # --- observed state: node -> control plane (KV bucket "observed", key = node id) ---------------
@@ -82,7 +89,13 @@ class Device(Message, frozen=True, kw_only=True):
 class ReplicaStatus(Message, frozen=True, kw_only=True):
     """``state`` is pending | downloading | loading | ready | stopping | failed.
 
-    A ready replica with a reason serves, but less well than it could.
+    A ready replica with a reason serves, but less well than it could. ``tier`` is where its weights
+    are: resident (on the device), host (ready in the node's memory) or storage (files, or not even
+    those); "" from nodes that have no tiers. A generation for a replica in any tier is taken as
+    long as it is ready, or pending with the code ``not_resident``: the node holds it until the
+    replica is resident. ``estimate_bytes`` is the device memory it was expected to need,
+    ``peak_bytes`` what was measured, and ``charged_bytes`` what the node counts. ``swap_in_s`` is
+    what becoming resident took last, from whichever tier.
     """
 
     replica_id: str
@@ -98,6 +111,10 @@ class ReplicaStatus(Message, frozen=True, kw_only=True):
     load_seconds: float = 0.0
     sha256: str = ""
     max_model_len: int = 0
+    tier: str = ""
+    estimate_bytes: int = 0
+    charged_bytes: int = 0
+    swap_in_s: float = 0.0
 
 
 class ObservedState(Message, frozen=True, kw_only=True):
@@ -119,6 +136,12 @@ class ObservedState(Message, frozen=True, kw_only=True):
 
 
 class DeviceLoad(Message, frozen=True, kw_only=True):
+    """One device now. ``weights_bytes``, ``kv_pool_bytes`` and ``workspace_bytes`` are the parts of
+    what its resident replicas are counted with; ``kv_used_bytes`` is what unfinished requests hold
+    of the pool.
+    ``host_*`` is the memory that holds swapped-out weights, which all devices of the node share.
+    """
+
     index: int
     utilization: float  # busy fraction of the step loop since the last report, 0..1
     memory_used_bytes: int
@@ -126,10 +149,21 @@ class DeviceLoad(Message, frozen=True, kw_only=True):
     foreign_bytes: int = 0
     temperature_c: float = 0.0
     power_w: float = 0.0
+    reserved_bytes: int = 0
+    weights_bytes: int = 0
+    kv_pool_bytes: int = 0
+    kv_used_bytes: int = 0
+    workspace_bytes: int = 0
+    host_used_bytes: int = 0
+    host_total_bytes: int = 0
 
 
 class ReplicaLoad(Message, frozen=True, kw_only=True):
-    """Live figures of one replica; rates are per second over the last report interval."""
+    """Live figures of one replica; rates are per second over the last report interval.
+
+    ``tier`` as in ``ReplicaStatus``. ``num_held`` generations wait in the agent for it to become
+    resident, which is expected in ``expected_wait_s``; 0 for a resident one.
+    """
 
     replica_id: str
     version_id: str
@@ -157,6 +191,9 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     num_accepted_tokens: int = 0
     waiting_by_class: dict[str, int] = {}
     busy_seconds: float = 0.0  # of the device's time, since the replica became ready
+    tier: str = ""
+    num_held: int = 0
+    expected_wait_s: float = 0.0
 
 
 class Telemetry(Message, frozen=True, kw_only=True):

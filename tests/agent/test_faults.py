@@ -229,15 +229,17 @@ async def test_a_wrong_digest_is_not_served(plane: Control, start_agent: StartAg
     assert (await plane.replica("n1", "failed")).reason_code == "checksum_mismatch"
 
 
-async def test_what_does_not_fit_is_refused_until_there_is_room(
+async def test_what_does_not_fit_is_held_until_there_is_room(
     plane: Control, start_agent: StartAgent
 ) -> None:
-    """The memory budget of the device holds; the refused one starts when another leaves."""
+    """The memory budget of the device holds; the one without room starts when another leaves, and
+    one that no empty device would have room for is refused."""
     start_agent()
     big, second = spec(memory_bytes=700 << 20), spec("m.1.g1.1", memory_bytes=700 << 20)
-    await plane.place("n1", big, second)
+    await plane.place("n1", big, second, spec("m.1.g1.2", memory_bytes=2 << 30))
     await plane.replica("n1", "ready")
-    assert (await plane.replica("n1", "failed", "m.1.g1.1")).reason_code == "insufficient_memory"
+    assert (await plane.replica("n1", "pending", "m.1.g1.1")).reason_code == "not_resident"
+    assert (await plane.replica("n1", "failed", "m.1.g1.2")).reason_code == "insufficient_memory"
     await plane.place("n1", second, generation=2)
     await plane.replica("n1", "ready", "m.1.g1.1")
 

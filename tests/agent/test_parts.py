@@ -4,6 +4,7 @@ import asyncio
 import socket
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gpuagent.agent import ipc
+from gpuagent.agent import ipc, telemetry
 from gpuagent.agent.backends.base import LoadError
 from gpuagent.agent.backends.simulated import SimulatedEngine, load_simulated, parse_params
-from gpuagent.agent.config import read_settings
+from gpuagent.agent.config import AgentSettings, read_settings
 from gpuagent.agent.devices import DeviceError, find_devices
 from gpuagent.agent.http import HttpServer
 from gpuagent.agent.metrics import Histogram
@@ -228,3 +229,21 @@ def _raw(port: int, data: bytes) -> bytes:
             return connection.recv(4096)
         except ConnectionResetError:
             return b""
+
+
+def test_what_the_machine_could_not_give_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices of 4 GiB, 1 GiB of ours and 2 GiB available: 3 can be reached, 1 is foreign."""
+    devices = find_devices("cpu:4GiB,cpu:2GiB")
+    memory = SimpleNamespace(available=2 * GIB)
+    monkeypatch.setattr(telemetry.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(telemetry, "resident_bytes", lambda pid: GIB // 2)
+    assert telemetry.foreign_bytes(devices, {0: [1], 1: [2]}) == {0: GIB, 1: 0}
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "8 XiB", "1e9"])
+def test_a_size_that_is_none_is_refused_with_the_fields_name(text: str) -> None:
+    with pytest.raises(ValueError, match="host_memory"):
+        AgentSettings(node_id="n1", host_memory=text)
+    assert AgentSettings(node_id="n1", host_memory="1.5GiB").host_bytes() == 3 * GIB // 2
+    assert AgentSettings(node_id="n1").reserved_bytes("cuda") == 2 * GIB
+    assert AgentSettings(node_id="n1").reserved_bytes("cpu") == 0

@@ -13,6 +13,7 @@ from tests.agent.harness import GIB, spec
 DEVICES = tuple(
     Device(index=index, kind="cpu", name="cpu", memory_bytes=4 * GIB) for index in range(2)
 )
+BUCKETS = ("start", "wait", "refuse", "hold", "keep")
 STATES = ("pending", "downloading", "loading", "ready", "stopping", "failed")
 
 
@@ -43,6 +44,24 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert str(5 * GIB) in plan.refuse[0].reason
 
 
+def test_a_measured_peak_replaces_the_estimate_and_who_is_away_takes_nothing() -> None:
+    a, b = spec("a", memory_bytes=3 * GIB), spec("b", memory_bytes=2 * GIB)
+    assert ids(reconcile([a, b], {"a": Running(a, "ready")}, DEVICES, 0), "hold") == ["b"]
+    small = {"a": Running(a, "ready", charged_bytes=2 * GIB)}
+    assert ids(reconcile([a, b], small, DEVICES, 0), "start") == ["b"]
+    away = {"a": Running(a, "ready", is_away=True)}
+    plan = reconcile([a, b], away, DEVICES, 0)
+    assert (ids(plan, "start"), ids(plan, "keep")) == (["b"], ["a"])
+
+
+def test_foreign_memory_and_reservations_are_taken_off_what_a_device_offers() -> None:
+    a = spec("a", memory_bytes=3 * GIB)
+    assert reconcile([a], {}, DEVICES, 0, rooms={0: 2 * GIB}).refuse[0].code == (
+        "insufficient_memory"
+    )
+    assert ids(reconcile([a], {}, DEVICES, 0, reserved={0: 2 * GIB}), "hold") == ["a"]
+
+
 def test_an_unknown_device_is_refused() -> None:
     assert reconcile([spec("a", device_index=7)], {}, DEVICES, 0).refuse[0].code == "unknown_device"
 
@@ -51,7 +70,8 @@ def test_the_higher_priority_gets_the_memory() -> None:
     low = spec("low", memory_bytes=3 * GIB, priority="best-effort")
     high = spec("high", memory_bytes=3 * GIB, priority="high")
     plan = reconcile([low, high], {}, DEVICES, now=0)
-    assert (ids(plan, "start"), ids(plan, "refuse")) == (["high"], ["low"])
+    assert (ids(plan, "start"), ids(plan, "hold")) == (["high"], ["low"])
+    assert plan.hold[0].code == "not_resident"
 
 
 def test_a_failed_replica_is_started_again_only_when_it_is_due() -> None:
@@ -101,10 +121,10 @@ def test_every_desired_replica_is_in_exactly_one_bucket_with_a_reason(
 ) -> None:
     wanted, running = fleet
     plan = reconcile(wanted, running, DEVICES, now=10)
-    placed = [v for bucket in ("start", "wait", "refuse", "keep") for v in getattr(plan, bucket)]
+    placed = [v for bucket in BUCKETS for v in getattr(plan, bucket)]
     assert sorted(v.spec.replica_id for v in placed) == sorted(s.replica_id for s in wanted)
     assert all(v.reason for v in (*placed, *plan.stop))
-    assert all(v.code for v in plan.refuse)
+    assert all(v.code for v in (*plan.refuse, *plan.hold))
 
 
 @given(fleets())
@@ -152,7 +172,7 @@ def test_obeying_the_plan_converges(
         now += 100
     last = reconcile(wanted, running, DEVICES, now)
     assert not (last.start or last.stop or last.wait)
-    kept = {s.replica_id for s in wanted} - set(ids(last, "refuse"))
+    kept = {s.replica_id for s in wanted} - {*ids(last, "refuse"), *ids(last, "hold")}
     assert set(ids(last, "keep")) == kept
     assert reconcile(wanted, running, DEVICES, now) == last
 

@@ -1,6 +1,7 @@
 """Device time by weight: guarantees hold, idle time is used, nobody starves."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -18,11 +19,14 @@ def turns(shares: dict[str, Share]) -> Turns:
     return made
 
 
-def seconds(made: Turns, working: list[str], steps: dict[str, float], total: float) -> Counter[str]:
+def seconds(
+    made: Turns, working: Iterable[str], steps: dict[str, float], total: float
+) -> Counter[str]:
     """Device time of each in ``total`` seconds in which these always have work."""
     held: Counter[str] = Counter()
+    weights = working if isinstance(working, dict) else dict.fromkeys(working, 1.0)
     while held.total() < total:
-        chosen = made.choose(working)
+        chosen = made.choose(weights)
         made.charge(chosen, steps[chosen])
         held[chosen] += steps[chosen]
     return held
@@ -43,6 +47,18 @@ def test_the_worked_example() -> None:
     assert seconds(turns(EXAMPLE), ["b"], STEPS, 1.0)["b"] == pytest.approx(1.0)
 
 
+def test_a_realtime_request_takes_what_nobody_was_promised() -> None:
+    """100 : 1 beside batch work of an equal model, and never what another was promised."""
+    made = turns({"now": (0, "normal"), "bulk": (0, "normal")})
+    held = seconds(made, {"now": 10.0, "bulk": 0.1}, dict.fromkeys(("now", "bulk"), 0.02), 40.0)
+    assert held["bulk"] / 40 == pytest.approx(1 / 101, abs=0.003)
+    held = seconds(made, {"now": 1.0, "bulk": 1.0}, dict.fromkeys(("now", "bulk"), 0.02), 40.0)
+    assert held["bulk"] == pytest.approx(20, abs=0.5)
+    made = turns({"own": (60, "high"), "now": (0, "normal")})
+    held = seconds(made, {"own": 0.1, "now": 10.0}, dict.fromkeys(("own", "now"), 0.02), 40.0)
+    assert held["own"] / 40 >= 0.6
+
+
 def test_long_steps_do_not_take_more_of_the_device() -> None:
     held = seconds(
         turns({"slow": (0, "normal"), "fast": (0, "normal")}),
@@ -54,7 +70,9 @@ def test_long_steps_do_not_take_more_of_the_device() -> None:
 def test_who_returns_waits_for_one_step_and_has_saved_nothing() -> None:
     made = turns(EXAMPLE)
     seconds(made, ["b"], STEPS, 60.0)
-    assert made.choose(["a", "b"]) == "a", "a best-effort model had the device for a minute"
+    assert made.choose({"a": 1.0, "b": 1.0}) == "a", (
+        "a best-effort model had the device for a minute"
+    )
     made.charge("a", 0.02)
     other = turns({"x": (0, "normal"), "y": (0, "normal")})
     seconds(other, ["x"], {"x": 0.02}, 60.0)
@@ -102,7 +120,7 @@ def test_a_guarantee_holds_however_the_neighbours_come_and_go(
     for _ in range(20):
         others = data.draw(st.lists(st.sampled_from(sorted(drawn)), unique=True))
         for _ in range(15):
-            chosen = made.choose(["g", *others])
+            chosen = made.choose(dict.fromkeys(["g", *others], 1.0))
             made.charge(chosen, steps[chosen])
             now += steps[chosen]
             held += steps[chosen] if chosen == "g" else 0.0

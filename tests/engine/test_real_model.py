@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.request import GenerationRequest, LatencyClass, SamplingParams
+from gpuagent.engine.shared_pool import Lease, SharedPool
 from tests.engine.real_model import real_model
 
 pytestmark = pytest.mark.timeout(400)  # minutes, if the machine is shared
@@ -134,3 +135,25 @@ def test_guessing_ahead(prompts, expected):
     requests = [ask(i, prompt) for i, prompt in enumerate(prompts)]
     assert generate(engine, requests, joins_at_once=0.3) == expected
     assert engine.stats().spec_decode_num_draft_tokens > 0
+
+
+def test_leaving_the_device_before_every_step(prompts, expected):
+    """With whatever is unfinished then, out of a pool whose other member takes all it may have."""
+    options = {"kv_bytes": 8 << 20, "kv_limit_bytes": 64 << 20, "max_model_len": 128}
+    engine, pool = TorchEngine.load(real_model().path, **options), SharedPool()
+    other = Lease("other", 16 << 20, 1 << 20)
+    other.shed = other.trim = lambda num: other.give(min(num, other.taken_bytes >> 20)) or num
+    pool.join(other)
+    pool.join(engine.lease)
+    step = engine.step
+
+    def leave_and_step():
+        engine.park()
+        while other.num_promised:
+            other.take()
+        engine.unpark()
+        return step()
+
+    engine.step = leave_and_step
+    requests = [ask(i, prompt) for i, prompt in enumerate(prompts)]
+    assert generate(engine, requests, joins_at_once=0.5) == expected

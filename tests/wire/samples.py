@@ -52,6 +52,10 @@ STATUS = messages.ReplicaStatus(
     load_seconds=4.5,
     sha256="3f85",
     max_model_len=2048,
+    tier="host",
+    estimate_bytes=5,
+    charged_bytes=4,
+    swap_in_s=0.25,
 )
 SAMPLING = messages.Sampling(
     max_tokens=64,
@@ -77,6 +81,13 @@ DEVICE_LOAD = messages.DeviceLoad(
     foreign_bytes=1,
     temperature_c=61.0,
     power_w=300.0,
+    reserved_bytes=2,
+    weights_bytes=3,
+    kv_pool_bytes=4,
+    kv_used_bytes=1,
+    workspace_bytes=2,
+    host_used_bytes=5,
+    host_total_bytes=9,
 )
 REPLICA_LOAD = messages.ReplicaLoad(
     replica_id="chat.1.g7.0",
@@ -105,6 +116,9 @@ REPLICA_LOAD = messages.ReplicaLoad(
     num_accepted_tokens=16,
     waiting_by_class={"batch": 2},
     busy_seconds=17.5,
+    tier="storage",
+    num_held=3,
+    expected_wait_s=2.5,
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
@@ -120,6 +134,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         node_id="n1",
         drain=True,
         replicas=(REPLICA,),
+        warm=("chat.1.g7.0",),
     ),
     DEVICE,
     STATUS,

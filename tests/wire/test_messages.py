@@ -40,8 +40,10 @@ OLDER = [
 def test_an_older_form_reads_as_ever_with_later_fields_at_their_defaults(
     kind: type[messages.Message], frozen: bytes
 ) -> None:
-    """A node or control plane of the last release goes on being understood."""
-    assert codec.encode(codec.decode(frozen, kind)) == frozen
+    """A node or control plane of the last release goes on being understood. Compared is what the
+    bytes say: a message that has got its sixteenth field has a longer header for the same map."""
+    again = codec.encode(codec.decode(frozen, kind))
+    assert msgspec.msgpack.decode(again) == msgspec.msgpack.decode(frozen)
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)

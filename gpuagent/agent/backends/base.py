@@ -14,6 +14,9 @@ Progress = Callable[[str, str, float], None]
 class LoadedModel:
     """An engine ready to step. ``sha256`` is the digest of the weights as measured.
 
+    ``peak_bytes`` is what it takes of the device, measured where that can be done:
+    weights, workspace, the KV pool (or what is guaranteed of a shared one) and swap space.
+
     ``warning``: code and text of why it serves less well than it could; empty if it does not.
     """
 
@@ -22,6 +25,7 @@ class LoadedModel:
     sha256: str
     max_model_len: int
     peak_bytes: int
+    workspace_bytes: int = 0
     warning: tuple[str, str] = ("", "")
 
 

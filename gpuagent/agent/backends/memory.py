@@ -13,6 +13,9 @@ says, else an eighth of the rest and at most 128 MiB. The pools take what is lef
     swap space                             94 MB
     KV pool                               404 MB: 16 full sequences, so 255 MB are not used
 
+On a CPU the pools of the replicas in one worker are one (``engine.shared_pool``): what is said here
+is a replica's guarantee, and it may use what the others leave, up to those ``max_batch`` sequences.
+
 A replica on two workers has the model's weights and activations twice; a tenth of its memory is
 what the two share (``arena``); the prefill worker's pool is a quarter of the rest but at most four
 full sequences, and the decode worker's swap space takes in at least one.
@@ -35,10 +38,14 @@ MAX_PREFILL_SEQUENCES = 4
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What the engine is given: bytes of its KV pools together, and of swap space."""
+    """What the engine is given: bytes of its KV pools together, and of swap space.
+
+    ``kv_limit_bytes`` is what its pool may grow to by what its neighbours leave of theirs.
+    """
 
     kv_bytes: int
     swap_bytes: int
+    kv_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,8 @@ def _on_one(spec: ReplicaSpec, needs: _Needs) -> Division:
     if swap is None:
         swap = min(left // DEFAULT_SWAP_SHARE, MAX_DEFAULT_SWAP_BYTES, left - needs.sequences)
         left -= swap
-    return Division(min(left, spec.max_batch * needs.sequences), swap)
+    most = spec.max_batch * needs.sequences
+    return Division(min(left, most), swap, kv_limit_bytes=most)
 
 
 def _on_two(spec: ReplicaSpec, needs: _Needs, role: str) -> Division:

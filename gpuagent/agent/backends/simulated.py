@@ -14,7 +14,7 @@ The tokenizer is byte-level (ids 0..255 are bytes, then three specials, then the
 every text can be a prompt. ``stop_after=N`` ends generations at N tokens as an end token would.
 Models with ``shares=1`` that live in one process hold the device one at a time, as real ones do;
 otherwise each has a device of its own, however many there are. For drills, ``load_fails=CODE``
-makes loading fail and ``raises_at=N`` the N-th step.
+makes loading fail and ``raises_at=N`` the N-th step; ``swap_ms`` is the time of a swap, each way.
 """
 
 import hashlib
@@ -66,6 +66,7 @@ class SimulatedParams:
     load_fails: str = ""
     raises_at: int = 0
     shares: int = 0
+    swap_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.step_ms <= 60_000 and 0 <= self.load_ms <= 600_000):
@@ -254,6 +255,24 @@ class SimulatedEngine:
         self._streams[request.request_id] = stream
         return True
 
+    def park(self) -> int:
+        """Leave the device: there is nothing to move, so the time is all it takes."""
+        time.sleep(self.params.swap_ms / 1000)
+        return self.spec.memory_bytes // 2
+
+    def unpark(self) -> int:
+        """Come back."""
+        return self.park()
+
+    def flush(self) -> list[RequestOutput]:
+        """Cancellations not yet reported."""
+        outputs, self._ended = self._ended, []
+        return outputs
+
+    def urgency(self) -> float:
+        """Weight of the most urgent class with an unfinished request."""
+        return self._scheduler.urgency()
+
     def has_work(self) -> bool:
         """True while a request is unfinished or unreported."""
         return bool(self._ended) or self._scheduler.has_work()
@@ -270,6 +289,7 @@ class SimulatedEngine:
     def stats(self) -> EngineStats:
         """The counters now."""
         count, scheduler = self._count, self._scheduler
+        pool = scheduler.kv.pool
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -284,6 +304,7 @@ class SimulatedEngine:
             busy_seconds=count.busy_seconds,
             weights_bytes=self.spec.memory_bytes // 2,
             kv_bytes=self.spec.memory_bytes - self.spec.memory_bytes // 2,
+            kv_held_bytes=pool.num_held * (self.spec.memory_bytes // 2) // pool.num_blocks,
             num_preemptions=scheduler.num_preemptions,
             waiting_by_class=scheduler.waiting.counts(),
         )

@@ -6,13 +6,14 @@ and this device or checkpoint does not have, with a code that names it.
 """
 
 import logging
-import resource
+import threading
 from pathlib import Path
 
 import torch
 
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
-from gpuagent.agent.backends.memory import BLOCK_SIZE, divide
+from gpuagent.agent.backends.memory import BLOCK_SIZE, Division, divide
+from gpuagent.agent.backends.peak import PeakMemory
 from gpuagent.agent.ipc import WorkerConfig
 from gpuagent.agent.model_store import tokenizer_bundle
 from gpuagent.agent.model_store.errors import ModelStoreError
@@ -29,6 +30,7 @@ SLOW_BF16 = (
     "bf16 is computed without hardware support on this processor: expect a fraction of the speed "
     "of float32 or int8",
 )
+LOADING = threading.Lock()  # one at a time: two peaks together might be more than there is
 logger = logging.getLogger(__name__)
 
 
@@ -79,8 +81,33 @@ def _load(
     shape, small = read_config(local.path), read_config(draft.path) if draft else None
     check_checkpoint(shape, formats.quantization)
     division = divide(spec, shape, formats, max_model_len, small, config.role)
-    before = _peak_bytes(device)
-    engine = TorchEngine.load(
+    with LOADING, PeakMemory(device) as peak:
+        engine = _engine(spec, config, local, draft, formats, division, max_model_len)
+    stats = engine.stats()
+    model_bytes = max(peak.num_bytes, stats.weights_bytes)
+    if device == "cuda":  # the pool is part of what was measured
+        model_bytes = max(peak.num_bytes - stats.kv_bytes, stats.weights_bytes)
+    return LoadedModel(
+        engine=engine,
+        bundle=_to_wire(spec, local, bundle, max_model_len),
+        sha256=local.sha256,
+        max_model_len=min(max_model_len, stats.num_blocks * stats.block_size),
+        peak_bytes=model_bytes + stats.kv_bytes + division.swap_bytes,
+        workspace_bytes=model_bytes - stats.weights_bytes,
+        warning=_warning(formats, device),
+    )
+
+
+def _engine(
+    spec: ReplicaSpec,
+    config: WorkerConfig,
+    local: LocalModel,
+    draft: LocalModel | None,
+    formats: Precision,
+    division: Division,
+    max_model_len: int,
+) -> TorchEngine:
+    return TorchEngine.load(
         local.path,
         dtype=formats.dtype,
         kv_bytes=division.kv_bytes,
@@ -88,23 +115,14 @@ def _load(
         max_batch_tokens=max(spec.max_batch_tokens, spec.max_batch),
         max_num_seqs=spec.max_batch,
         max_model_len=max_model_len,
-        device=device,
+        device=config.device.kind,
         policy=Policy(spec.policy),
         quantization=formats.quantization,
         kv_cache_dtype=spec.kv_cache_dtype,
         swap_bytes=division.swap_bytes,
         speculation="none" if config.role == "prefill" else spec.speculation,  # it guesses nothing
         draft_path=draft.path if draft else None,
-    )
-    stats = engine.stats()
-    measured = _peak_bytes(device) - before
-    return LoadedModel(
-        engine=engine,
-        bundle=_to_wire(spec, local, bundle, max_model_len),
-        sha256=local.sha256,
-        max_model_len=min(max_model_len, stats.num_blocks * stats.block_size),
-        peak_bytes=max(measured, stats.weights_bytes + stats.kv_bytes + division.swap_bytes),
-        warning=_warning(formats, device),
+        kv_limit_bytes=division.kv_limit_bytes,
     )
 
 
@@ -120,12 +138,6 @@ def has_fast_bf16() -> bool:
     """Whether this processor multiplies bfloat16 in hardware."""
     known = torch.cpu.get_capabilities()
     return bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("bf16"))
-
-
-def _peak_bytes(device: str) -> int:
-    if device == "cuda":
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _to_wire(

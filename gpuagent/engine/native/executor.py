@@ -62,6 +62,8 @@ def check_supported(config: ModelConfig, block_size: int, device: str) -> None:
 class NativeExecutor:
     """A packed model and its cache. Takes the weights out of `model`, which is empty after."""
 
+    is_apart = False
+
     def __init__(
         self,
         model: LlamaModel,
@@ -69,10 +71,11 @@ class NativeExecutor:
         max_batch_tokens: int,
         is_int8: bool = False,
         is_int8_kv: bool = False,
+        is_leased: bool = False,
     ) -> None:
         self._library = kernels()
         self._config = model.config
-        self.kv = BlockedKV(model.config, num_blocks, is_int8_kv)
+        self.kv = BlockedKV(model.config, num_blocks, is_int8_kv, is_leased)
         self._packed: list[PackedLinear] = []
         self._tensors: list[Tensor] = []
         self._is_int8 = is_int8
@@ -164,6 +167,18 @@ class NativeExecutor:
     def write_blocks(self, blocks: Sequence[int], contents: Tensor) -> None:
         """Set the contents of blocks."""
         self.kv.write_blocks(blocks, contents)
+
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Give the memory of neighbouring blocks back."""
+        self.kv.discard(blocks)
+
+    def offload(self) -> int:
+        """Nothing moves: what the device computes with is in the host's memory already."""
+        return 0
+
+    def restore(self) -> int:
+        """See `offload`."""
+        return 0
 
     def _forward(self, batch: structs.Batch) -> None:
         self._library.decoder_forward(

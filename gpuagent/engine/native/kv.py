@@ -16,23 +16,39 @@ from gpuagent.engine.batch import Work
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.native.build import kernels
 from gpuagent.models.config import ModelConfig
+from gpuagent.models.mapping import drop_pages, untouched_zeros
 
 BLOCK_SIZE = 16
 
 
-class BlockedKV:
-    """Keys and values of `num_blocks` blocks of 16 tokens for all layers."""
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
 
-    def __init__(self, config: ModelConfig, num_blocks: int, is_int8: bool = False) -> None:
+
+class BlockedKV:
+    """Keys and values of `num_blocks` blocks of 16 tokens for all layers.
+
+    A leased pool has small pages, so that what `discard` gives back is free for others.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        is_int8: bool = False,
+        is_leased: bool = False,
+    ) -> None:
         shape = config.num_layers, num_blocks + 1, config.num_kv_heads
         dtype = torch.int8 if is_int8 else torch.float32
         self.null_block = num_blocks
-        self.keys = torch.zeros((*shape, config.head_dim, BLOCK_SIZE), dtype=dtype)
-        self.values = torch.zeros((*shape, BLOCK_SIZE, config.head_dim), dtype=dtype)
+        zeros = untouched_zeros if is_leased else _zeros
+        self.keys = zeros((*shape, config.head_dim, BLOCK_SIZE), dtype)
+        self.values = zeros((*shape, BLOCK_SIZE, config.head_dim), dtype)
         scales = (*shape, BLOCK_SIZE) if is_int8 else (0,)
-        self.key_scales, self.value_scales = torch.zeros(scales), torch.zeros(scales)
-        for pool in (self.keys, self.values):  # still untouched: zeroed pages come when written
-            kernels().advise_huge(pool.data_ptr(), pool.nbytes)
+        self.key_scales, self.value_scales = (zeros(scales, torch.float32) for _ in "kv")
+        if not is_leased:
+            for pool in (self.keys, self.values):
+                kernels().advise_huge(pool.data_ptr(), pool.nbytes)
 
     @property
     def is_int8(self) -> bool:
@@ -64,6 +80,12 @@ class BlockedKV:
             rows = part.contiguous().view(pool.dtype)
             shaped = rows.view(len(blocks), len(pool), *pool.shape[2:])
             pool[:, list(blocks)] = shaped.transpose(0, 1)
+
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Give the memory of neighbouring blocks back to the kernel."""
+        for pool in self._pools():
+            for layer in pool:
+                drop_pages(layer[blocks[0] : blocks[-1] + 1])
 
     def erase(self, work: Work) -> None:
         """Zero what the work's tokens have written."""

@@ -1,0 +1,270 @@
+"""Which replicas are on the device now, when more are desired than fit: three tiers.
+
+    resident   on the device, steps
+    host       ready in the node's memory: weights as the device wants them, unfinished requests
+               with their keys and values. Becoming resident moves bytes; nothing is read or packed
+    storage    files, or not even those
+
+Pure: what the agent has and who asks in, moves out; the caller carries them out and asks again
+whenever something has changed. Who has requests comes in, by priority and then by who has waited
+longest; for that others go out to the host, and from there to storage if the host is full too:
+
+    idle ones first, best-effort before normal before high, the least recently used first;
+    a busy one only for a higher priority, or once it has had its turn of ``turn_s`` while an equal
+    one has waited as long. It is not ended: its requests keep their state and go on when it is
+    back, which they ask for like any others.
+
+Example, a device of 10 GB and three models of 6, turn 10 s. ``a`` is resident and generating:
+
+    t=0    a request for b     a is busy; b waits
+    t=4    a is done           a out, b in, as soon as a's memory is free
+    t=5    requests for a, c   both wait while b works;  t=14  b has had its turn: b out, a in
+    t=15   a is done           a out, c in (b asks too, but c has waited longer);  then b again
+
+What is desired and nobody asks for comes in only where memory is free, the ``warm`` ones first:
+nobody is put out for a guess.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpuagent.agent.reconcile import PRIORITY
+
+RESIDENT, HOST, STORAGE = "resident", "host", "storage"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A replica as the agent has it.
+
+    ``num_bytes`` of the device while resident, ``host_bytes`` of the host otherwise. ``moving``: a
+    load, a swap or an end is on its way; it counts as on the device until that is over.
+    ``is_busy``: it has unfinished requests. ``waits_since``: when somebody began to wait for it to
+    be resident, or None. ``can_park``: it has the host tier (a replica on two workers has not).
+    """
+
+    replica_id: str
+    device_index: int
+    num_bytes: int
+    tier: str
+    priority: str = "normal"
+    host_bytes: int = 0
+    moving: str = ""  # "in" | "out" | ""
+    is_busy: bool = False
+    waits_since: float | None = None
+    used_at: float = 0.0
+    resident_since: float = 0.0
+    warm_rank: int | None = None
+    can_park: bool = True
+
+    @property
+    def rank(self) -> int:
+        """Lower is more important."""
+        return PRIORITY.get(self.priority, 1)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it takes device memory, now or until it has gone."""
+        return self.tier == RESIDENT or self.moving == "in"
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What to do now. ``blocked``: who waits for others to finish. ``reserved``: bytes of each
+    device that are kept for those who wait."""
+
+    bring_in: tuple[str, ...] = ()
+    swap_out: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    reserved: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Plan:
+    """The moves so far, and what is left of each memory after them."""
+
+    free: dict[int, int]
+    coming: dict[int, int]
+    host_free: int
+    turn_s: float
+    now: float
+    gone: set[str] = field(default_factory=set)
+    bring_in: list[str] = field(default_factory=list)
+    swap_out: list[str] = field(default_factory=list)
+    drop: list[str] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+    reserved: dict[int, int] = field(default_factory=dict)
+
+
+def decide(
+    candidates: Iterable[Candidate],
+    rooms: Mapping[int, int],
+    host_room: int,
+    turn_s: float,
+    now: float,
+) -> Moves:
+    """The moves for this moment. ``rooms``: bytes that each device offers its replicas, foreign
+    memory and reserve taken off; ``host_room`` the same of the host tier."""
+    known = sorted(candidates, key=lambda each: each.replica_id)
+    plan = _Plan(dict(rooms), dict.fromkeys(rooms, 0), host_room, turn_s, now)
+    for each in known:
+        _count(plan, each)
+    for index in plan.free:
+        _shrink(plan, known, index)
+    asking = [each for each in known if each.waits_since is not None and _is_off(each)]
+    for each in sorted(asking, key=lambda one: (one.rank, one.waits_since, one.replica_id)):
+        _admit(plan, known, each)
+    _fill(plan, known)
+    _relieve_host(plan, known)
+    return Moves(
+        tuple(plan.bring_in),
+        tuple(plan.swap_out),
+        tuple(plan.drop),
+        tuple(plan.blocked),
+        plan.reserved,
+    )
+
+
+def _is_off(each: Candidate) -> bool:
+    return each.tier != RESIDENT and not each.moving
+
+
+def _count(plan: _Plan, each: Candidate) -> None:
+    if each.is_on_device and each.device_index in plan.free:
+        plan.free[each.device_index] -= each.num_bytes
+        if each.moving == "out":
+            plan.coming[each.device_index] += each.num_bytes
+    if each.tier == HOST or each.moving == "out":
+        plan.host_free -= each.host_bytes
+
+
+def _shrink(plan: _Plan, known: list[Candidate], index: int) -> None:
+    """Put idle ones out while the device is over its room: foreign memory has grown."""
+    missing = -(plan.free[index] + plan.coming[index])
+    idle = [each for each in _victims(plan, known, index) if not each.is_busy]
+    while missing > 0 and idle:
+        victim = idle.pop(0)
+        _put_out(plan, known, victim)
+        missing -= victim.num_bytes
+
+
+def _admit(plan: _Plan, known: list[Candidate], asker: Candidate) -> None:
+    """Bring it in, or make room for it, or let it wait."""
+    index = asker.device_index
+    if index not in plan.free:
+        return
+    if asker.num_bytes <= plan.free[index]:
+        plan.bring_in.append(asker.replica_id)
+        plan.free[index] -= asker.num_bytes
+        return
+    missing = asker.num_bytes - max(plan.free[index], 0) - plan.coming[index]
+    chosen: list[Candidate] = []
+    for victim in _victims(plan, known, index):
+        if missing <= 0:
+            break
+        if not victim.is_busy or _must_yield(plan, victim, asker):
+            chosen.append(victim)
+            missing -= victim.num_bytes
+    if missing > 0:
+        plan.blocked.append(asker.replica_id)
+        return
+    for victim in chosen:
+        _put_out(plan, known, victim)
+    _reserve(plan, index, asker.num_bytes)
+
+
+def _reserve(plan: _Plan, index: int, num_bytes: int) -> None:
+    """What is free goes to the first that waits, the rest comes from those on their way out."""
+    now = min(num_bytes, max(plan.free[index], 0))
+    plan.free[index] -= now
+    plan.coming[index] -= num_bytes - now
+    plan.reserved[index] = plan.reserved.get(index, 0) + now
+
+
+def _victims(plan: _Plan, known: list[Candidate], index: int) -> list[Candidate]:
+    """Residents that could go, the first to go first."""
+    found = [
+        each
+        for each in known
+        if each.device_index == index
+        and each.tier == RESIDENT
+        and not each.moving
+        and each.replica_id not in plan.gone
+        and (each.can_park or not each.is_busy)
+        and each.waits_since is None
+    ]
+    return sorted(found, key=lambda each: (each.is_busy, -each.rank, each.used_at, each.replica_id))
+
+
+def _must_yield(plan: _Plan, victim: Candidate, asker: Candidate) -> bool:
+    """Whether a busy one is put out, to go on later."""
+    if plan.host_free < victim.host_bytes or victim.rank < asker.rank:
+        return False
+    waited = plan.now - (asker.waits_since or plan.now)
+    had_turn = min(waited, plan.now - victim.resident_since) >= plan.turn_s
+    return victim.rank > asker.rank or had_turn
+
+
+def _put_out(plan: _Plan, known: list[Candidate], victim: Candidate) -> None:
+    """To the host if there is room, or room can be made by dropping the idle; else to storage."""
+    plan.gone.add(victim.replica_id)
+    plan.coming[victim.device_index] += victim.num_bytes
+    if victim.can_park and _make_host_room(plan, known, victim):
+        plan.swap_out.append(victim.replica_id)
+        plan.host_free -= victim.host_bytes
+    else:
+        plan.drop.append(victim.replica_id)
+
+
+def _make_host_room(plan: _Plan, known: list[Candidate], victim: Candidate) -> bool:
+    droppable = _droppable(plan, known)
+    room = plan.host_free + sum(each.host_bytes for each in droppable)
+    if room < victim.host_bytes:
+        return False
+    while plan.host_free < victim.host_bytes:
+        _drop(plan, droppable.pop(0))
+    return True
+
+
+def _relieve_host(plan: _Plan, known: list[Candidate]) -> None:
+    """Drop idle ones from the host while it holds more than it may."""
+    droppable = _droppable(plan, known)
+    while plan.host_free < 0 and droppable:
+        _drop(plan, droppable.pop(0))
+
+
+def _droppable(plan: _Plan, known: list[Candidate]) -> list[Candidate]:
+    found = [
+        each
+        for each in known
+        if each.tier == HOST
+        and not (each.moving or each.is_busy or each.waits_since is not None)
+        and each.replica_id not in (*plan.drop, *plan.bring_in)
+    ]
+    return sorted(found, key=lambda each: (-each.rank, each.used_at, each.replica_id))
+
+
+def _drop(plan: _Plan, each: Candidate) -> None:
+    plan.drop.append(each.replica_id)
+    plan.host_free += each.host_bytes
+
+
+def _fill(plan: _Plan, known: list[Candidate]) -> None:
+    """Bring in what nobody asks for yet, where memory is free."""
+    away = [each for each in known if _is_off(each) and each.waits_since is None]
+    last = len(known)
+    for each in sorted(
+        away,
+        key=lambda one: (
+            last if one.warm_rank is None else one.warm_rank,
+            one.rank,
+            -one.used_at,
+            one.replica_id,
+        ),
+    ):
+        if each.replica_id in plan.drop:
+            continue
+        if each.num_bytes <= plan.free.get(each.device_index, -1):
+            plan.free[each.device_index] -= each.num_bytes
+            plan.bring_in.append(each.replica_id)
