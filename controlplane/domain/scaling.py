@@ -140,9 +140,7 @@ def _scaled(scaling: Scaling, event: ReplicasScaled) -> Scaling:
     preloads = scaling.preloads
     if event.code == PRELOAD:
         preloads = {**preloads, event.version_id: Preload(event.at, event.until)}
-    return replace(
-        scaling, scales={**scaling.scales, event.version_id: scale}, preloads=preloads
-    )
+    return replace(scaling, scales={**scaling.scales, event.version_id: scale}, preloads=preloads)
 
 
 def _reading(event: ReplicasScaled, name: str) -> float:

@@ -184,12 +184,16 @@ def _more(load: Load, code: str, policy: Policy) -> Verdict:
         "kv_pressure": f"{load.kv_used:.0%} of the KV blocks are in use",
         "ttft": f"the first token takes {load.ttft:.1f} times its target",
     }
-    return Verdict(min(after, load.high), code, f"More is asked of it than it can do: {says[code]}.")
+    return Verdict(
+        min(after, load.high), code, f"More is asked of it than it can do: {says[code]}."
+    )
 
 
 def _less(load: Load) -> Verdict:
     rest = load.num - 1
-    text = f"{rest} can do what is asked of it: {load.num_open} open for {load.num_slots} slots each"
+    text = (
+        f"{rest} can do what is asked of it: {load.num_open} open for {load.num_slots} slots each"
+    )
     return Verdict(rest, "slack", f"{text}, {load.demand:.1f} requests a minute.")
 
 
@@ -199,4 +203,6 @@ def _sleep(load: Load, memory: Memory, now: float, policy: Policy) -> Verdict | 
         return None
     if min(load.idle_s, now - memory.since) < policy.idle_s:
         return None
-    return Verdict(0, "idle", f"Nobody has asked for it for {load.idle_s:.0f} s, nor is expected to.")
+    return Verdict(
+        0, "idle", f"Nobody has asked for it for {load.idle_s:.0f} s, nor is expected to."
+    )

@@ -99,7 +99,14 @@ SAMPLES: tuple[Event, ...] = (
     retention.RetentionSet("text", 30, None, 1.0),
     retention.SegmentRemoved("requests", 1, 1_000, "requests-from-1", 2.0),
     scaling.ReplicasScaled(
-        V1, 0, 1, "preload", "1.5 requests expected", (scaling.Reading("expected", 1.5),), 3.0, 303.0
+        V1,
+        0,
+        1,
+        "preload",
+        "1.5 requests expected",
+        (scaling.Reading("expected", 1.5),),
+        3.0,
+        303.0,
     ),
     scaling.DemandForecast(
         3.0, 303.0, (scaling.Expected(V1, 1.5, "arima"),), (scaling.Came(V1, 2.0, 1),)

@@ -76,7 +76,9 @@ def test_a_request_wakes_what_is_scaled_to_zero_at_once() -> None:
 
 
 # --- over time --------------------------------------------------------------------------------
-def run(rate: Callable[[float], float], seconds: int, node: Node, low: int, high: int) -> list[Step]:
+def run(
+    rate: Callable[[float], float], seconds: int, node: Node, low: int, high: int
+) -> list[Step]:
     return list(scale(rate, seconds, node, low, high))
 
 
@@ -121,7 +123,11 @@ def test_under_any_load_the_bounds_hold_and_changes_are_few(
     levels: list[float], high: int, slots: int, jitter: int
 ) -> None:
     steps = run(
-        lambda at: levels[int(at // 300) % len(levels)], 1800, Node(slots, 4.0, 10.0, jitter), 0, high
+        lambda at: levels[int(at // 300) % len(levels)],
+        1800,
+        Node(slots, 4.0, 10.0, jitter),
+        0,
+        high,
     )
     assert all(0 <= step.num <= high for step in steps)
     falls = sum(b.num < a.num for a, b in zip(steps, steps[1:], strict=False))
