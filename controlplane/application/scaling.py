@@ -47,6 +47,7 @@ from controlplane.placement.autoscale import (
 from controlplane.placement.snapshot import FleetSnapshot
 
 TTFT_WINDOW_S = 60.0
+ASKED_S = 30.0
 AHEAD_EVERY_S = 5.0
 SAID_EXPECTED = 0.05  # requests within the horizon, below which a forecast leaves a version out
 
@@ -116,6 +117,7 @@ class Scaler:
             spec.max_replicas,
             num_ready,
             view.num_open.get(version_id, 0),
+            self._num_asked(version_id, now),
             spec.max_batch,
             self._kv_used(version_id),
             self._ttft(version_id, settled_at, now),
@@ -123,6 +125,12 @@ class Scaler:
             self._expected(version_id).num,
             now - view.last_open.get(version_id, 0.0),
         )
+
+    def _num_asked(self, version_id: str, now: float) -> int:
+        """Who was refused at once is gone, and comes again to find the model loaded."""
+        scale = self._state.scaling.scales.get(version_id)
+        since = max(now - ASKED_S, scale.since if scale else 0.0)
+        return self._watch.view.num_since(version_id, since)
 
     def _settled_at(self, version_id: str, num: int, num_ready: int, now: float) -> float | None:
         """Since when as many as wanted are ready: what came before says nothing about them."""

@@ -54,7 +54,8 @@ DEFAULT_POLICY = Policy()
 class Load:
     """One version now. ``num_open``: requests admitted and not ended, waiting ones included.
 
-    ``num_slots``: of one replica. ``kv_used``: share over all replicas. ``ttft``: the worst class's
+    ``num_asked``: requests that came within the last half minute and since the number last
+    changed, those that were not let wait included. ``num_slots``: of one replica. ``kv_used``: share over all replicas. ``ttft``: the worst class's
     time to the first token over its target, 0 if none is known since the number last changed.
     ``demand``: requests a minute. ``expected``: requests in the next five minutes. ``idle_s``:
     since something was last open.
@@ -65,6 +66,7 @@ class Load:
     high: int
     num_ready: int = 0
     num_open: int = 0
+    num_asked: int = 0
     num_slots: int = 1
     kv_used: float = 0.0
     ttft: float = 0.0
@@ -78,7 +80,7 @@ class Load:
 
     def readings(self) -> tuple[tuple[str, float], ...]:
         """What a decision was made from, by name."""
-        names = ("num_ready", "num_open", "num_slots", "slots_used", "kv_used", "ttft")
+        names = ("num_ready", "num_open", "num_asked", "num_slots", "slots_used", "kv_used", "ttft")
         rest = ("demand", "expected", "idle_s")
         return tuple((name, float(getattr(self, name))) for name in (*names, *rest))
 
@@ -145,10 +147,11 @@ def _since(holds: bool, since: float | None, now: float) -> float | None:
 
 
 def _wake(load: Load) -> Verdict | None:
-    if not load.num_open or not load.high:
+    num = max(load.num_open, load.num_asked)
+    if not num or not load.high:
         return None
-    requests = "1 request waits" if load.num_open == 1 else f"{load.num_open} requests wait"
-    return Verdict(1, "woken", f"{requests} for it, and it is scaled to zero.")
+    requests = "1 request" if num == 1 else f"{num} requests"
+    return Verdict(1, "woken", f"{requests} came for it, and it is scaled to zero.")
 
 
 def _pressure(load: Load, policy: Policy) -> str:

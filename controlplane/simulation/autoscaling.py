@@ -92,7 +92,7 @@ def scale(
         asked_at = now if num_open else asked_at
         demand = max(recent.rates(now, DEMAND_S))
         load = Load(
-            num, low, high, fleet.num_ready(now), num_open, node.num_slots,
+            num, low, high, fleet.num_ready(now), num_open, num_slots=node.num_slots,
             ttft=fleet.ttft_s / TARGET_TTFT_S["standard"], demand=demand, idle_s=now - asked_at,
         )  # fmt: skip
         verdict, memory = decide(load, memory, now, policy)

@@ -111,8 +111,16 @@ def test_many_requests_wake_a_version_once_and_idleness_ends_it(fleet: Fleet) ->
         fleet.round(1.0)
     assert fleet.codes() == ["woken", "idle"] and fleet.running(V) == []
     woken = fleet.events(ReplicasScaled)[0]
-    assert woken.reason == "3 requests wait for it, and it is scaled to zero."
+    assert woken.reason == "3 requests came for it, and it is scaled to zero."
     assert {one.name: one.value for one in woken.readings}["num_open"] == 3.0
+
+
+def test_who_was_refused_at_once_wakes_the_version_too(fleet: Fleet) -> None:
+    """Its estimate exceeded the deadline; nothing is open, and yet the model is loaded."""
+    fleet.ask(V)
+    fleet.answer(V)
+    fleet.round()
+    assert fleet.codes() == ["woken"]
 
 
 def test_a_queue_that_lasts_adds_a_replica_and_not_beyond_the_cap(fleet: Fleet) -> None:
