@@ -300,6 +300,7 @@ class Connection:
     async def _held(self, name: str, call: Call) -> Batch:
         """Say what is waited for while the model loads; the first deltas after that, if any."""
         batch: Batch = []
+        call.heartbeat = False  # what it would bring is said here at once
         while call.held is not None and not batch and not call.is_over:
             message = {"type": "waiting", "id": name, "request_id": call.job.request_id}
             place = {"position": call.held.position(call), "expected_s": call.held.expected()}
