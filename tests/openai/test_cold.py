@@ -57,7 +57,9 @@ def test_a_stream_says_its_place_and_the_wait_and_is_answered(
     assert first.wait(5), "the first comment comes at once"
     stack.place(asleep, FAST, "n1")
     request_id, *lines = streaming.result(20)
-    assert lines[0].startswith(": waiting reason=model_loading position=1 expected=6s class=standard")
+    assert lines[0].startswith(
+        ": waiting reason=model_loading position=1 expected=6s class=standard"
+    )
     assert lines[-1] == "data: [DONE]" and '"completion_tokens":3' in lines[-2]
     record = record_of(stack, request_id)
     assert (record["outcome"], record["num_output_tokens"], record["attempts"]) == ("ok", 3, 1)

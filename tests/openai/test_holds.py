@@ -1,5 +1,4 @@
-"""Requests for a model that is not there: held in order, answered, refused or left, once on record.
-"""
+"""Requests for a model that is not there: held in order, answered, refused or left, once on record."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -42,6 +42,7 @@ from controlplane.entrypoints.rest.sources import (
 from controlplane.projections.base import Row
 from controlplane.projections.catalog import Alias, Model, Version
 from controlplane.projections.decisions import Decision, DecisionAbout
+from controlplane.projections.demand import Forecast, Preload, PreloadTotal, Scaling
 from controlplane.projections.fleet import Node, Replica
 from controlplane.projections.routes import Route
 from controlplane.projections.tenants import ApiKey, Tenant
@@ -381,6 +382,34 @@ def decision(decision_id: str, upto: int) -> Found:
     known = found if found and found.position <= upto else None
     row = required(known, "decision", decision_id)
     return Found(_json(row), row.generation)
+
+
+# --- demand -----------------------------------------------------------------------------------
+def scalings(query: Json, upto: int) -> list[Json]:
+    return _newest(Scaling, ("version_id", "code"), query, upto)
+
+
+def forecasts(query: Json, upto: int) -> list[Json]:
+    return _newest(Forecast, (), query, upto)
+
+
+def preloads(query: Json, upto: int) -> list[Json]:
+    return _newest(Preload, ("version_id", "outcome"), query, upto)
+
+
+def preload_totals(source: Source, query: Json) -> Page:
+    equal = {"version_id": query["version_id"]} if "version_id" in query else {}
+    count, rows = page(source.select(PreloadTotal, Selection(equal)), query)
+    return count, [_json(row) for row in rows]
+
+
+def _newest(table: type[Row], filters: Iterable[str], query: Json, upto: int) -> list[Json]:
+    """Rows of a history, newest first, as of a position."""
+    last = min(upto, query["before"] - 1) if "before" in query else upto
+    equal = {name: query[name] for name in filters if name in query}
+    found = model_of(table).objects.filter(position__lte=last, **equal)
+    newest = found.order_by("-position").values()[: query["limit"]]
+    return [_json(row_of(table, values)) for values in newest]
 
 
 # --- helpers ----------------------------------------------------------------------------------
