@@ -172,12 +172,13 @@ class Scaler:
     def _displaced_for(self, version_id: VersionId, spec: VersionSpec, now: float) -> bool:
         """Whether idle versions gave up their only replica for one that is asked for and fits
         nowhere."""
-        is_asked = self._watch.view.num_open.get(version_id, 0) > 0
+        view = self._watch.view
+        is_asked = view.num_open.get(version_id) or view.num_since(version_id, now - ASKED_S)
         if not is_asked or not self._state.unplaced_reason(version_id):
             return False
         if self._state.num_ready(version_id):
             return False
-        rates = self._watch.view.rates
+        rates = view.rates
         idle = sorted(self._idle(), key=lambda one: (rates.get(one, 0.0), one))
         leaving = room_for(self._snapshot(now), version_id, idle)
         for name in leaving or ():

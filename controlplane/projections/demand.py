@@ -10,8 +10,6 @@ a model that had to be woken by a request, because it was not loaded ahead, is *
 
 from typing import ClassVar
 
-from msgspec.structs import replace
-
 from controlplane.domain.scaling import (
     WOKEN,
     Came,
@@ -67,17 +65,6 @@ class Preload(Row, frozen=True):
     wasted_s: float
 
 
-class PreloadTotal(Row, frozen=True):
-    """All of one version together."""
-
-    version_id: str
-    num_hits: int = 0
-    num_wasted: int = 0
-    num_missed: int = 0
-    ahead_s: float = 0.0
-    wasted_s: float = 0.0
-
-
 def _scaled(rows: Rows, event: ReplicasScaled, recorded: Recorded) -> None:
     rows.put(
         Scaling(
@@ -94,7 +81,7 @@ def _scaled(rows: Rows, event: ReplicasScaled, recorded: Recorded) -> None:
     )
     if event.code == WOKEN:
         missed = Preload(recorded.position, event.version_id, event.at, "missed", None, 0, None, 0)
-        _add(rows, missed)
+        rows.put(missed)
 
 
 def _forecast(rows: Rows, event: DemandForecast, recorded: Recorded) -> None:
@@ -102,30 +89,16 @@ def _forecast(rows: Rows, event: DemandForecast, recorded: Recorded) -> None:
 
 
 def _judged(rows: Rows, event: PreloadJudged, recorded: Recorded) -> None:
-    preload = Preload(
-        recorded.position,
-        event.version_id,
-        event.at,
-        "hit" if event.num_requests else "wasted",
-        event.loaded_at,
-        event.num_requests,
-        event.ahead_s,
-        event.wasted_s,
-    )
-    _add(rows, preload)
-
-
-def _add(rows: Rows, preload: Preload) -> None:
-    rows.put(preload)
-    total = rows.get(PreloadTotal, preload.version_id) or PreloadTotal(preload.version_id)
     rows.put(
-        replace(
-            total,
-            num_hits=total.num_hits + (preload.outcome == "hit"),
-            num_wasted=total.num_wasted + (preload.outcome == "wasted"),
-            num_missed=total.num_missed + (preload.outcome == "missed"),
-            ahead_s=total.ahead_s + (preload.ahead_s or 0.0),
-            wasted_s=total.wasted_s + preload.wasted_s,
+        Preload(
+            recorded.position,
+            event.version_id,
+            event.at,
+            "hit" if event.num_requests else "wasted",
+            event.loaded_at,
+            event.num_requests,
+            event.ahead_s,
+            event.wasted_s,
         )
     )
 
@@ -133,6 +106,6 @@ def _add(rows: Rows, preload: Preload) -> None:
 PROJECTION = Projection(
     "demand",
     1,
-    (Scaling, Forecast, Preload, PreloadTotal),
+    (Scaling, Forecast, Preload),
     {ReplicasScaled: _scaled, DemandForecast: _forecast, PreloadJudged: _judged},
 )

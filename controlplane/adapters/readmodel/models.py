@@ -209,15 +209,6 @@ class Preload(models.Model):
     wasted_s = models.FloatField()
 
 
-class PreloadTotal(models.Model):
-    version_id = models.TextField(primary_key=True)
-    num_hits = models.BigIntegerField()
-    num_wasted = models.BigIntegerField()
-    num_missed = models.BigIntegerField()
-    ahead_s = models.FloatField()
-    wasted_s = models.FloatField()
-
-
 class AuditEntry(models.Model):
     position = models.BigIntegerField(primary_key=True)
     at = models.FloatField()

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 from django.conf import settings
+from django.db.models import Count, Q, Sum
+from django.db.models.functions import Coalesce
 
 from controlplane import bootstrap
 from controlplane.adapters.access.keys import last_uses
@@ -42,7 +44,7 @@ from controlplane.entrypoints.rest.sources import (
 from controlplane.projections.base import Row
 from controlplane.projections.catalog import Alias, Model, Version
 from controlplane.projections.decisions import Decision, DecisionAbout
-from controlplane.projections.demand import Forecast, Preload, PreloadTotal, Scaling
+from controlplane.projections.demand import Forecast, Preload, Scaling
 from controlplane.projections.fleet import Node, Replica
 from controlplane.projections.routes import Route
 from controlplane.projections.tenants import ApiKey, Tenant
@@ -397,10 +399,20 @@ def preloads(query: Json, upto: int) -> list[Json]:
     return _newest(Preload, ("version_id", "outcome"), query, upto)
 
 
-def preload_totals(source: Source, query: Json) -> Page:
+def preload_totals(query: Json, upto: int) -> Page:
+    """Added up by version, over all that was judged up to a position."""
     equal = {"version_id": query["version_id"]} if "version_id" in query else {}
-    count, rows = page(source.select(PreloadTotal, Selection(equal)), query)
-    return count, [_json(row) for row in rows]
+    judged = model_of(Preload).objects.filter(position__lte=upto, **equal)
+    by_version = judged.values("version_id").order_by("version_id")
+    totals = by_version.annotate(
+        num_hits=Count("position", filter=Q(outcome="hit")),
+        num_wasted=Count("position", filter=Q(outcome="wasted")),
+        num_missed=Count("position", filter=Q(outcome="missed")),
+        ahead_s=Coalesce(Sum("ahead_s"), 0.0),
+        wasted_s=Sum("wasted_s"),
+    )
+    count, rows = page(list(totals), query)
+    return count, list(rows)
 
 
 def _newest(table: type[Row], filters: Iterable[str], query: Json, upto: int) -> list[Json]:

@@ -10,7 +10,7 @@ from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.documenting import page_of, read
 from controlplane.entrypoints.rest.fields import Query
 from controlplane.entrypoints.rest.serializers import demand as shapes
-from controlplane.entrypoints.rest.views.base import ApiView, cursor_page
+from controlplane.entrypoints.rest.views.base import ApiView, counted_page, cursor_page
 from controlplane.entrypoints.rest.writing import query_of
 
 Find = Callable[[dict[str, Any], int], list[dict[str, Any]]]
@@ -49,4 +49,7 @@ class PreloadTotals(ApiView):
 
     @read("preloads_totals", page_of(shapes.PreloadTotalSerializer), shapes.PreloadTotalQuery)
     def get(self, request: Request) -> Response:
-        return self.respond_page(request, shapes.PreloadTotalQuery, reading.preload_totals)
+        query = query_of(request, shapes.PreloadTotalQuery)
+        position = self.position(query)
+        body = counted_page(request, query, *reading.preload_totals(query, position))
+        return Response(body, headers={"X-Log-Position": str(position)})
