@@ -12,8 +12,8 @@ requests, in any number of gateways, load it once::
 
 Held requests of a version are sent in the order in which they came. Each ends at its class's
 deadline at the latest; one whose client leaves ends at once, with no token. A version that fits
-nowhere for ``UNPLACED_S`` is given up with the planner's reason: for so long an idle model may still
-make room for it.
+nowhere for ``UNPLACED_S`` is given up with the planner's reason: for so long an idle model may
+still make room for it.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def parse_deadlines(text: str) -> Mapping[str, float]:
     for name, seconds in given.items():
         if name not in HOLD_S or not 0 <= seconds <= 3600:
             raise ValueError(f"hold deadlines: {name!r} is a class, with seconds up to 3600")
-    return HOLD_S | given
+    return {**HOLD_S, **given}
 
 
 class NotLoadedYet(Refused):

@@ -248,7 +248,7 @@ class Scaler:
 
     def _load_ahead(self, now: float) -> None:
         specs = dict(live_versions(self._state))
-        asleep = {
+        asleep: dict[str, float] = {
             name: self._expected(name).num
             for name, spec in specs.items()
             if not spec.min_replicas and not self._state.num_wanted(name, spec)

@@ -8,9 +8,9 @@ the rest would for ``down_after_s`` have had so much to spare that they would no
 
 The time to the first token does not fall in proportion to the replicas, so a gap of shares alone
 does not keep a fleet from growing for its sake, shrinking for its idle slots and growing again.
-Therefore what was too few is remembered with the demand (requests a minute) it was too few for, and
-the fleet shrinks to that number again only once demand is below ``tolerance`` of it. Worked example,
-8 slots a replica, between 1 and 4::
+Therefore what was too few is remembered with the demand (requests a minute) it was too few for,
+and the fleet shrinks to that number again only once demand is below ``tolerance`` of it. Worked
+example, 8 slots a replica, between 1 and 4::
 
     demand 60, open 8 of 8 slots for 15 s    queue: 1 -> 2, and 1 was too few for 60 a minute
     demand 60, open 6 of 16                  2 stay: one would have 6 of 8, above slots_down
@@ -55,10 +55,10 @@ class Load:
     """One version now. ``num_open``: requests admitted and not ended, waiting ones included.
 
     ``num_asked``: requests that came within the last half minute and since the number last
-    changed, those that were not let wait included. ``num_slots``: of one replica. ``kv_used``: share over all replicas. ``ttft``: the worst class's
-    time to the first token over its target, 0 if none is known since the number last changed.
-    ``demand``: requests a minute. ``expected``: requests in the next five minutes. ``idle_s``:
-    since something was last open.
+    changed, those that were not let wait included. ``num_slots``: of one replica. ``kv_used``:
+    share over all replicas. ``ttft``: the worst class's time to the first token over its target, 0
+    if none is known since the number last changed. ``demand``: requests a minute. ``expected``:
+    requests in the next five minutes. ``idle_s``: since something was last open.
     """
 
     num: int

@@ -1,9 +1,9 @@
 """A version's replicas under a load, scaled by the product's own rule: one second a step.
 
 A replica serves ``num_slots`` requests at a time, ``service_s`` seconds each, and takes ``load_s``
-to become ready; what finds no slot waits, first come first served. Arrivals are evenly spaced by the
-rate of the moment, each moved by up to half a gap by a hash of its number, so that the same input
-gives the same run. Demand is the fitted averages' own measure (``placement.demand``).
+to become ready; what finds no slot waits, first come first served. Arrivals are evenly spaced by
+the rate of the moment, each moved by up to half a gap by a hash of its number, so that the same
+input gives the same run. Demand is the fitted averages' own measure (``placement.demand``).
 """
 
 from collections import deque

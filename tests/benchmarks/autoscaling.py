@@ -11,6 +11,7 @@ import argparse
 import json
 import platform
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,14 @@ PANELS: tuple[tuple[str, str, Callable[[Step], float]], ...] = (
 
 def figures(steps: list[Step]) -> dict[str, float]:
     most = max(step.num for step in steps)
-    changes = sum(a.num != b.num for a, b in zip(steps, steps[1:], strict=False))
+    changes = sum(a.num != b.num for a, b in pairwise(steps))
     used = sum(step.num for step in steps)
     settled = steps[len(steps) // 2 :]
     return {
         "most_replicas": most,
         "share_of_always_most": used / (most * len(steps)),
         "changes": changes,
-        "changes_in_last_half": sum(
-            a.num != b.num for a, b in zip(settled, settled[1:], strict=False)
-        ),
+        "changes_in_last_half": sum(a.num != b.num for a, b in pairwise(settled)),
         "seconds_with_waiting": sum(step.num_waiting > 0 for step in steps),
         "most_waiting": max(step.num_waiting for step in steps),
     }

@@ -1,4 +1,4 @@
-"""A model that is scaled to zero, asked for over the whole product: woken once, and all answered."""
+"""A model that is scaled to zero, asked for over the whole product: woken once, all answered."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

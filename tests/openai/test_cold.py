@@ -12,7 +12,7 @@ import pytest
 
 from tests.openai.conftest import FAST
 from tests.openai.ledger import record_of
-from tests.openai.stack import Stack
+from tests.openai.stack import Stack, until
 from tests.openai.test_websocket import Client, open_socket
 from tests.openai.wire import HELLO
 
@@ -110,6 +110,7 @@ def test_a_client_that_leaves_while_held_is_on_record_with_nothing(
     with httpx.stream("POST", url, json=body, headers=headers, timeout=9, trust_env=False) as one:
         assert next(one.iter_lines()).startswith(": waiting reason=model_loading")
         request_id = one.headers["x-engine-request-id"]
+    until(lambda: record_of(stack, request_id)["outcome"], 5)
     record = record_of(stack, request_id)
     counts = (record["num_prompt_tokens"], record["num_output_tokens"])
     assert (record["outcome"], counts) == ("cancelled", (0, 0))

@@ -1,4 +1,4 @@
-"""Requests for a model that is not there: held in order, answered, refused or left, once on record."""
+"""Requests for a model that is not there: held in order, answered, refused or left."""
 
 import asyncio
 from collections.abc import AsyncIterator

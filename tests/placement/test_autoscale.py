@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -84,8 +85,8 @@ def run(
 
 def turns(steps: list[Step]) -> int:
     """How often the number changed direction."""
-    moves = [b.num - a.num for a, b in zip(steps, steps[1:], strict=False) if b.num != a.num]
-    return sum(one * other < 0 for one, other in zip(moves, moves[1:], strict=False))
+    moves = [b.num - a.num for a, b in pairwise(steps) if b.num != a.num]
+    return sum(one * other < 0 for one, other in pairwise(moves))
 
 
 @settings(max_examples=40, deadline=None)
@@ -130,7 +131,7 @@ def test_under_any_load_the_bounds_hold_and_changes_are_few(
         high,
     )
     assert all(0 <= step.num <= high for step in steps)
-    falls = sum(b.num < a.num for a, b in zip(steps, steps[1:], strict=False))
+    falls = sum(b.num < a.num for a, b in pairwise(steps))
     assert falls <= 1800 / DEFAULT_POLICY.down_after_s
 
 

@@ -238,7 +238,8 @@ class ChunkWriter:
 
 def heartbeat(call: Call, now: float) -> bytes:
     """A comment. While the model loads it says the request's place among those that wait for it,
-    and for how long it is expected to; then, until the first token, what the tenant's own part is, its weight among the tenants of the class and the requests that it has open here."""
+    and how long that is expected to take; then, until the first token, what the tenant's own part
+    is, its weight among the tenants of the class and the requests that it has open here."""
     if call.first_at is not None:
         return HEARTBEAT
     job = call.job

@@ -8,7 +8,7 @@
     usage      add up the ended requests, and now and then recount all totals
     upkeep     archive and remove what the retention policy lets go, destroy keys of erased text
     demand     read from the ledger what is asked for; forecast fits and forecasts beside it
-    act        ingest -> scale -> reconcile -> publish, in this order, on one thread's view of the fleet
+    act        ingest -> scale -> reconcile -> publish, in this order, on one view of the fleet
 
 Every loop takes no arguments: a message or an event only wakes it, and it also runs every second.
 So nothing depends on a message that was missed, and a failed round is simply tried again. Two

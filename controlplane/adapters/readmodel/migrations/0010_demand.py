@@ -4,47 +4,46 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('readmodel', '0009_text'),
+        ("readmodel", "0009_text"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Forecast',
+            name="Forecast",
             fields=[
-                ('position', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('at', models.FloatField()),
-                ('until', models.FloatField()),
-                ('expected', models.JSONField()),
-                ('came', models.JSONField()),
+                ("position", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("at", models.FloatField()),
+                ("until", models.FloatField()),
+                ("expected", models.JSONField()),
+                ("came", models.JSONField()),
             ],
         ),
         migrations.CreateModel(
-            name='Preload',
+            name="Preload",
             fields=[
-                ('position', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('version_id', models.TextField(db_index=True)),
-                ('at', models.FloatField()),
-                ('outcome', models.TextField()),
-                ('loaded_at', models.FloatField(null=True)),
-                ('num_requests', models.BigIntegerField()),
-                ('ahead_s', models.FloatField(null=True)),
-                ('wasted_s', models.FloatField()),
+                ("position", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("version_id", models.TextField(db_index=True)),
+                ("at", models.FloatField()),
+                ("outcome", models.TextField()),
+                ("loaded_at", models.FloatField(null=True)),
+                ("num_requests", models.BigIntegerField()),
+                ("ahead_s", models.FloatField(null=True)),
+                ("wasted_s", models.FloatField()),
             ],
         ),
         migrations.CreateModel(
-            name='Scaling',
+            name="Scaling",
             fields=[
-                ('position', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('version_id', models.TextField(db_index=True)),
-                ('at', models.FloatField()),
-                ('before', models.IntegerField()),
-                ('after', models.IntegerField()),
-                ('code', models.TextField()),
-                ('reason', models.TextField()),
-                ('readings', models.JSONField()),
-                ('until', models.FloatField()),
+                ("position", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("version_id", models.TextField(db_index=True)),
+                ("at", models.FloatField()),
+                ("before", models.IntegerField()),
+                ("after", models.IntegerField()),
+                ("code", models.TextField()),
+                ("reason", models.TextField()),
+                ("readings", models.JSONField()),
+                ("until", models.FloatField()),
             ],
         ),
     ]
