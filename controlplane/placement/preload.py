@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 MARGIN = 1.05
+PRICE = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,11 @@ def victims(memory: Memory, model: str, keep: Mapping[str, float]) -> tuple[str,
     return tuple(leaving) if missing <= 0 else None
 
 
-def swaps(memory: Memory, rates: Mapping[str, float], margin: float = MARGIN) -> Iterator[Swap]:
+def swaps(
+    memory: Memory, rates: Mapping[str, float], margin: float = MARGIN, price: float = PRICE
+) -> Iterator[Swap]:
     """The loads that pay, best first; ``memory`` as it is when the first of them is asked for."""
+    toll = price * sum(max(0.0, rate) for rate in rates.values())
     resident = set(memory.resident)
     absent = [model for model, rate in rates.items() if rate > 0 and model not in resident]
     for model in sorted(absent, key=lambda one: (-rates[one], one)):
@@ -77,7 +81,7 @@ def swaps(memory: Memory, rates: Mapping[str, float], margin: float = MARGIN) ->
         if leaving is None:
             continue
         lost = sum(max(0.0, rates.get(one, 0.0)) for one in leaving)
-        if rates[model] <= margin * lost:
+        if rates[model] <= margin * lost + toll:
             if len(leaving) == 1:  # no later one, asked for less, can pay either
                 return
             continue

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from controlplane.placement.preload import MARGIN, Memory, swaps, victims
+from controlplane.placement.preload import MARGIN, PRICE, Memory, swaps, victims
 
 LOOK_AGAIN_S = (
     5.0,
@@ -94,6 +94,7 @@ class Node:
     room: int
     load_s: float
     margin: float = MARGIN
+    price: float = PRICE
     resident: dict[str, Residency] = field(default_factory=dict)
     outcome: Outcome = field(default_factory=Outcome)
 
@@ -107,7 +108,7 @@ class Node:
         self.outcome.served.append(Served(at, is_warm, max(0.0, held.ready_at - at)))
 
     def load_ahead(self, keep: Mapping[str, float], at: float) -> None:
-        for swap in swaps(self._memory(*keep), keep, self.margin):
+        for swap in swaps(self._memory(*keep), keep, self.margin, self.price):
             self._load(swap.model, swap.evicted, at, ahead=True)
 
     def _memory(self, *others: str) -> Memory:

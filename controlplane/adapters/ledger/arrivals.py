@@ -27,20 +27,22 @@ BATCH = 20_000
 class LedgerArrivals:
     """``demand.Arrivals``."""
 
-    def __init__(self) -> None:
+    def __init__(self, alias: str = "default") -> None:
+        self._requests = InferenceRequest.objects.using(alias)
+        self._rollups = Rollup.objects.using(alias)
         self._next_id: int | None = None
         self._seen: set[int] = set()
         self._position = 0
 
     def open(self) -> dict[str, int]:
-        live = InferenceRequest.objects.filter(outcome="").values("version_id")
+        live = self._requests.filter(outcome="").values("version_id")
         return {row["version_id"]: row["num"] for row in live.annotate(num=Count("id"))}
 
     def arrived(self, since: float) -> list[Arrival]:
         if self._next_id is None:
-            self._next_id = _first_id(since)
+            self._next_id = self._first_id(since)
         rows = list(
-            InferenceRequest.objects.filter(id__gte=self._next_id - OVERLAP, at__gte=since)
+            self._requests.filter(id__gte=self._next_id - OVERLAP, at__gte=since)
             .order_by("id")
             .values_list("id", "at", "version_id")[:BATCH]
         )
@@ -54,9 +56,9 @@ class LedgerArrivals:
         """Of the requests that ended since the last call; none at the first."""
         if not self._position:
             self._position = (
-                InferenceRequest.objects.aggregate(Max("position"))["position__max"] or 0
+                self._requests.aggregate(Max("position"))["position__max"] or 0
             )
-        ended = InferenceRequest.objects.filter(position__gt=self._position).order_by("position")
+        ended = self._requests.filter(position__gt=self._position).order_by("position")
         rows: Iterable[Any] = list(
             ended.values_list("position", "version_id", "latency_class", "at", "ttft_ms")[:BATCH]
         )
@@ -68,22 +70,21 @@ class LedgerArrivals:
         return found
 
     def hours(self, first: int) -> dict[tuple[str, int], int]:
-        rows = Rollup.objects.filter(hour__gte=first).values("version_id", "hour")
+        rows = self._rollups.filter(hour__gte=first).values("version_id", "hour")
         counted = rows.annotate(num=Sum("num_requests"))
         return {(row["version_id"], row["hour"]): row["num"] for row in counted}
 
-
-def _first_id(since: float) -> int:
-    """The first id at or after ``since``, by halving: times grow with ids, give or take seconds."""
-    ends = InferenceRequest.objects.aggregate(low=Min("id"), high=Max("id"))
-    low, high = ends["low"] or 1, (ends["high"] or 0) + 1
-    while low < high:
-        middle = (low + high) // 2
-        row = (
-            InferenceRequest.objects.filter(id__gte=middle).order_by("id").values_list("at").first()
-        )
-        if row is not None and row[0] < since:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
+    def _first_id(self, since: float) -> int:
+        """The first id at or after ``since``, by halving: times grow with ids, give or take
+        seconds."""
+        ends = self._requests.aggregate(low=Min("id"), high=Max("id"))
+        low, high = ends["low"] or 1, (ends["high"] or 0) + 1
+        while low < high:
+            middle = (low + high) // 2
+            later = self._requests.filter(id__gte=middle).order_by("id")
+            row = later.values_list("at").first()
+            if row is not None and row[0] < since:
+                low = middle + 1
+            else:
+                high = middle
+        return int(low)
