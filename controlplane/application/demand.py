@@ -25,7 +25,8 @@ DAY_S = 86_400.0
 HISTORY_DAYS = 14
 HORIZON_S = 300.0
 HOURS_EVERY_S = 300.0
-KEEP_S = 900.0  # arrivals one by one, and first tokens
+KEEP_S = 900.0  # arrivals one by one
+TTFT_S = 60.0  # first tokens
 RATES_EVERY_S = 1.0
 AVERAGES_S = (80.0, 320.0)
 FORECAST_FROM = 8  # requests; below, no model was busy in as many bins as a fit takes
@@ -81,7 +82,7 @@ class DemandView:
     """``num_open``: now. ``demand``: requests a minute, the higher of two averages. ``expected``:
     within the horizon. ``rates``: what ranks (see ``placement.demand``). ``last_open``: when a
     request last came or was open. ``arrivals``: times of the last ``KEEP_S``, by version; ``ttft``:
-    first tokens of these."""
+    first tokens of requests of the last ``TTFT_S``."""
 
     at: float = 0.0
     num_open: Mapping[str, int] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class DemandView:
     rates: Mapping[str, float] = field(default_factory=dict)
     last_open: Mapping[str, float] = field(default_factory=dict)
     arrivals: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    ttft: tuple[FirstToken, ...] = ()
+    ttft: Mapping[str, tuple[FirstToken, ...]] = field(default_factory=dict)
 
     def num_since(self, version_id: str, at: float) -> int:
         return sum(one >= at for one in self.arrivals.get(version_id, ()))
@@ -118,6 +119,7 @@ class DemandWatch:
         self._ttft: deque[FirstToken] = deque()
         self._last_open: dict[str, float] = {}
         self._hours: dict[tuple[str, int], int] = {}
+        self._first_hour: dict[str, int] = {}
         self._hours_at = self._rates_at = 0.0
         self._fresh: list[Arrival] = []  # not yet told to the forecaster
         self._lock = threading.Lock()
@@ -154,14 +156,19 @@ class DemandWatch:
         while arrived := self._arrivals.arrived(now - DAY_S):
             self._note(arrived, now)
         self._ttft.extend(self._arrivals.first_tokens())
-        while self._ttft and self._ttft[0].at < now - KEEP_S:
-            self._ttft.popleft()
+        self._ttft = deque(one for one in self._ttft if one.at >= now - TTFT_S)
         for times in self._times.values():
             while times and times[0] < now - KEEP_S:
                 times.popleft()
         if now - self._hours_at >= HOURS_EVERY_S:
             self._hours_at = now
-            self._hours = self._arrivals.hours(int(now // 3600) - 24 * HISTORY_DAYS)
+            self._read_hours(int(now // 3600) - 24 * HISTORY_DAYS)
+
+    def _read_hours(self, first: int) -> None:
+        self._hours = self._arrivals.hours(first)
+        self._first_hour = {}
+        for version_id, hour in self._hours:
+            self._first_hour[version_id] = min(hour, self._first_hour.get(version_id, hour))
 
     def _note(self, arrived: list[Arrival], now: float) -> None:
         for at, version_id in arrived:
@@ -178,7 +185,10 @@ class DemandWatch:
     # --- what follows from it -------------------------------------------------------------------
     def _viewed(self, now: float, num_open: Mapping[str, int]) -> DemandView:
         lately = {name: one.rates(now, AVERAGES_S) for name, one in self._averages.items()}
-        known = {*lately, *(name for name, _ in self._hours)}
+        known = {*lately, *self._first_hour}
+        ttft: defaultdict[str, list[FirstToken]] = defaultdict(list)
+        for one in self._ttft:
+            ttft[one.version_id].append(one)
         return DemandView(
             now,
             num_open,
@@ -187,7 +197,7 @@ class DemandWatch:
             self._demand.rates(now, FITTED, self._forecasts),
             dict(self._last_open),
             {name: tuple(times) for name, times in self._times.items() if times},
-            tuple(self._ttft),
+            {name: tuple(all_of) for name, all_of in ttft.items()},
         )
 
     def _expected(self, version_id: str, lately: list[float], now: float) -> Expectation:
@@ -204,6 +214,6 @@ class DemandWatch:
         counts = [
             self._hours.get((version_id, hour - 24 * day), 0) for day in range(1, HISTORY_DAYS + 1)
         ]
-        first = min((one for name, one in self._hours if name == version_id), default=hour)
+        first = self._first_hour.get(version_id, hour)
         num_days = min(HISTORY_DAYS, max(1, (hour - first) // 24))
         return sum(counts) / num_days * HORIZON_S / 3600

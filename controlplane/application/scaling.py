@@ -46,7 +46,6 @@ from controlplane.placement.autoscale import (
 )
 from controlplane.placement.snapshot import FleetSnapshot
 
-TTFT_WINDOW_S = 60.0
 ASKED_S = 30.0
 AHEAD_EVERY_S = 5.0
 SAID_EXPECTED = 0.05  # requests within the horizon, below which a forecast leaves a version out
@@ -69,13 +68,16 @@ class Scaler:
         self._memories: dict[str, Memory] = {}
         self._settled: dict[str, tuple[int, float]] = {}  # replicas, and since when all are ready
         self._ahead_at = float("-inf")
+        self._seen = (0.0, -1)
         self.num_scaled: Counter[str] = Counter()
 
     def step(self) -> int:
         """The number of decisions recorded."""
         now, before = self._clock.now(), self.num_scaled.total()
-        if not self._watch.view.at:  # the ledger is not read yet
-            return 0
+        seen = (self._watch.view.at, self._state.position)
+        if not self._watch.view.at or seen == self._seen:
+            return 0  # the ledger is not read yet, or a heartbeat changed nothing
+        self._seen = seen
         over = self._judge(now)
         for version_id, spec in list(live_versions(self._state)):
             if spec.min_replicas < spec.max_replicas and version_id not in over:
@@ -120,7 +122,7 @@ class Scaler:
             self._num_asked(version_id, now),
             spec.max_batch,
             self._kv_used(version_id),
-            self._ttft(version_id, settled_at, now),
+            self._ttft(version_id, settled_at),
             view.demand.get(version_id, 0.0),
             self._expected(version_id).num,
             now - view.last_open.get(version_id, 0.0),
@@ -155,13 +157,13 @@ class Scaler:
                 if one.replica_id == assignment.replica_id:
                     yield one
 
-    def _ttft(self, version_id: str, since: float | None, now: float) -> float:
+    def _ttft(self, version_id: str, since: float | None) -> float:
         """The worst class's median of the last minute, over its target; 0 if nothing is known."""
         if since is None:
             return 0.0
         by_class: dict[str, list[float]] = {}
-        for one in self._watch.view.ttft:
-            if one.version_id == version_id and one.at >= max(since, now - TTFT_WINDOW_S):
+        for one in self._watch.view.ttft.get(version_id, ()):
+            if one.at >= since:
                 by_class.setdefault(one.latency_class, []).append(one.ttft_s)
         return max(
             (sorted(all_of)[len(all_of) // 2] / TARGET_TTFT_S.get(name, TARGET_TTFT_S["standard"])

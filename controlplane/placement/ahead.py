@@ -22,7 +22,7 @@ from controlplane.placement.preload import MARGIN
 from controlplane.placement.snapshot import FleetSnapshot
 
 LOAD_EXPECTED = 0.7  # requests within the horizon
-MAX_LOADS = 4  # in one round
+MAX_LOADS, MAX_TRIES = 4, 8  # in one round
 MAX_LEAVING = 8  # for one model
 
 
@@ -47,9 +47,10 @@ def loads_ahead(
     known = {str(one.version_id) for one in snapshot.versions}
     hopes = [name for name, num in expected.items() if num >= LOAD_EXPECTED and name in known]
     staying = list(idle)
-    for name in sorted(hopes, key=lambda one: (-rates.get(one, 0.0), one)):
-        if name in wanted or len(found) == MAX_LOADS:
-            continue
+    asleep = [name for name in hopes if name not in wanted]
+    for name in sorted(asleep, key=lambda one: (-rates.get(one, 0.0), one))[:MAX_TRIES]:
+        if len(found) == MAX_LOADS:
+            break
         rate = rates.get(name, 0.0)
         leaving = room_for(snapshot, name, _lesser(staying, rates, rate))
         lost = sum(max(0.0, rates.get(one, 0.0)) for one in leaving or ())

@@ -55,9 +55,7 @@ class LedgerArrivals:
     def first_tokens(self) -> list[FirstToken]:
         """Of the requests that ended since the last call; none at the first."""
         if not self._position:
-            self._position = (
-                self._requests.aggregate(Max("position"))["position__max"] or 0
-            )
+            self._position = self._requests.aggregate(Max("position"))["position__max"] or 0
         ended = self._requests.filter(position__gt=self._position).order_by("position")
         rows: Iterable[Any] = list(
             ended.values_list("position", "version_id", "latency_class", "at", "ttft_ms")[:BATCH]
