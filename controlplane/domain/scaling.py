@@ -13,11 +13,11 @@ A forecast says what came of the one before, and a load ahead is judged once: bo
 requests are in the ledger and not in the log.
 """
 
-from dataclasses import dataclass, field, replace
-
 import msgspec
+from msgspec import field
+from msgspec.structs import replace
 
-from controlplane.domain.decider import Command, Decider, Event
+from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.ids import VersionId
 
 STREAM = "scaling"
@@ -89,8 +89,7 @@ ScalingEvent = ReplicasScaled | DemandForecast | PreloadJudged
 
 
 # --- state ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Scale:
+class Scale(State, frozen=True):
     """``too_few``: at what demand (requests a minute) that many replicas were not enough."""
 
     num: int
@@ -99,16 +98,14 @@ class Scale:
     too_few: dict[int, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Preload:
+class Preload(State, frozen=True):
     """A load ahead that is not judged yet."""
 
     at: float
     until: float
 
 
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(State, frozen=True):
     scales: dict[str, Scale] = field(default_factory=dict)
     preloads: dict[str, Preload] = field(default_factory=dict)
     forecast: DemandForecast | None = None
