@@ -253,6 +253,7 @@ class Gateway:
         return Gauges(
             num_running=len(self.serving.calls),
             num_waiting=self.serving.waiting(),
+            num_held=self.serving.holds.num_held,
             num_unsettled=len(self.serving.settler.unsettled),
             num_websockets=self.websockets.num_open,
             log_position=self.live.position,
