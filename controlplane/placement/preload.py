@@ -10,8 +10,8 @@ Where memory has few places that is too long a time to give one away, and only t
     4 places    price 2 %        nothing stays for the sake of it
     8 places    price 0.125 %    what was loaded stays for 30 s
 
-Found on ten days of a trace (``tests.benchmarks.preloading``): together a third fewer loads than
-with the margin alone, and as many requests that find their model there.
+Found on ten days of a trace (``tests.benchmarks.preloading``): three in ten loads fewer than with
+the margin alone, and as many requests that find their model there.
 
 Worked example, room for 10, a and b resident, c absent, margin 1.05::
 

@@ -57,6 +57,8 @@ def test_requests_for_a_cold_model_wake_it_once_and_are_answered(small: Product)
     assert (scaled["before"], scaled["after"], scaled["code"]) == (0, 1, "woken")
     (decision,) = small.get("decisions/?version_id=nap@v1")["results"]
     assert len(decision["started"]) == 1
+    replica_id = decision["started"][0]["assignment"]["replica_id"]
+    assert small.get(f"placements/{replica_id}/explain/")["scaling"] == scaled
     replayed = small.get(f"decisions/{decision['decision_id']}/replay/")
     assert replayed["equal"], replayed["differences"]
     records = [one for one in small.results("requests/") if one["version_id"] == "nap@v1"]

@@ -399,6 +399,12 @@ def preloads(query: Json, upto: int) -> list[Json]:
     return _newest(Preload, ("version_id", "outcome"), query, upto)
 
 
+def scaling_before(version_id: str, position: int) -> Json | None:
+    """What last changed the version's number of replicas before ``position``."""
+    newest = scalings({"version_id": version_id, "limit": 1}, position)
+    return newest[0] if newest else None
+
+
 def preload_totals(query: Json, upto: int) -> Page:
     """Added up by version, over all that was judged up to a position."""
     equal = {"version_id": query["version_id"]} if "version_id" in query else {}

@@ -1376,6 +1376,8 @@ export interface components {
             decided_at: number;
             decision_position: number;
             changes: components["schemas"]["Change"][];
+            /** @description What last changed the version's number of replicas; null: its minimum holds. */
+            scaling: components["schemas"]["Scaling"] | null;
             replay: components["schemas"]["Replay"];
         };
         ExportFile: {
