@@ -47,6 +47,7 @@ from controlplane.placement.autoscale import (
 from controlplane.placement.snapshot import FleetSnapshot
 
 ASKED_S = 30.0
+STAY_S = 60.0
 AHEAD_EVERY_S = 5.0
 SAID_EXPECTED = 0.05  # requests within the horizon, below which a forecast leaves a version out
 
@@ -172,8 +173,7 @@ class Scaler:
         )  # fmt: skip
 
     def _displaced_for(self, version_id: VersionId, spec: VersionSpec, now: float) -> bool:
-        """Whether idle versions gave up their only replica for one that is asked for and fits
-        nowhere."""
+        """Whether idle versions gave up their replicas for one that is asked for in vain."""
         view = self._watch.view
         is_asked = view.num_open.get(version_id) or view.num_since(version_id, now - ASKED_S)
         if not is_asked or not self._state.unplaced_reason(version_id):
@@ -181,28 +181,50 @@ class Scaler:
         if self._state.num_ready(version_id):
             return False
         rates = view.rates
-        idle = sorted(self._idle(), key=lambda one: (rates.get(one, 0.0), one))
+        idle = [one for one in self._idle() if not self._is_awaited(one, now)]
+        idle.sort(key=lambda one: (rates.get(one, 0.0), one))
         leaving = room_for(self._snapshot(now), version_id, idle)
         for name in leaving or ():
             self._displace(name, version_id)
         return bool(leaving)
 
+    def _is_awaited(self, version_id: str, now: float) -> bool:
+        """Whether it still loads for somebody who was told to come again."""
+        scale = self._state.scaling.scales.get(version_id)
+        is_new = scale is not None and scale.since > now - ASKED_S
+        return is_new and not self._state.num_ready(version_id)
+
     def _displace(self, name: str, by: str) -> None:
-        self._scale(
-            VersionId(name), 1, 0, "displaced", f"It is idle, and {by} needs its room.",
-            (Reading("expected", self._expected(name).num),
-             Reading("expected_of_other", self._expected(by).num)),
-        )  # fmt: skip
+        expected = (
+            Reading("expected", self._expected(name).num),
+            Reading("expected_of_other", self._expected(by).num),
+        )
+        spec = self._state.catalog.spec(VersionId(name))
+        assert spec is not None
+        num, text = self._state.num_wanted(name, spec), f"It is idle, and {by} needs its room."
+        self._scale(VersionId(name), num, 0, "displaced", text, expected)
 
     def _idle(self) -> list[str]:
-        """Versions with one replica, none by their minimum, and no request open."""
+        """Versions that have replicas, none by their minimum, and no request open."""
         view = self._watch.view
         return [
             version_id
             for version_id, spec in live_versions(self._state)
             if not spec.min_replicas
-            and self._state.num_wanted(version_id, spec) == 1
+            and self._state.num_wanted(version_id, spec)
             and not view.num_open.get(version_id)
+        ]
+
+    def _spare(self, now: float) -> list[str]:
+        """Of these, who may leave for what is only expected: nobody whose number of replicas has
+        just changed, who was just asked for, or whose own load ahead is not judged yet."""
+        scales, view = self._state.scaling.scales, self._watch.view
+        return [
+            one
+            for one in self._idle()
+            if one not in self._state.scaling.preloads
+            and (one not in scales or scales[one].since < now - STAY_S)
+            and view.last_open.get(one, 0.0) < now - STAY_S
         ]
 
     def _snapshot(self, now: float) -> FleetSnapshot:
@@ -258,9 +280,7 @@ class Scaler:
         if not any(num >= SAID_EXPECTED for num in asleep.values()):
             return
         rates = self._watch.view.rates
-        waiting = self._state.scaling.preloads  # for their time to be over
-        idle = [one for one in self._idle() if one not in waiting]
-        for load in loads_ahead(self._snapshot(now), asleep, rates, idle):
+        for load in loads_ahead(self._snapshot(now), asleep, rates, self._spare(now)):
             for name in load.leaving:
                 self._displace(name, load.version_id)
             expected = self._expected(load.version_id)

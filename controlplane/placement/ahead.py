@@ -41,7 +41,7 @@ def loads_ahead(
     idle: Sequence[str],
 ) -> list[Load]:
     """``expected``: requests within the horizon, by version; ``rates`` rank (``demand``); ``idle``:
-    versions of one replica that may leave. What has a replica wanted already is passed over."""
+    versions that may leave, with all their replicas. What has one wanted already is passed over."""
     found: list[Load] = []
     wanted = {one.version_id for one in snapshot.versions if one.num_replicas}
     known = {str(one.version_id) for one in snapshot.versions}

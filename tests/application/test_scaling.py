@@ -172,6 +172,24 @@ def test_an_idle_model_leaves_for_one_that_is_asked_for(fleet: Fleet) -> None:
     assert fleet.codes() == ["woken", "woken", "displaced"]
 
 
+def test_what_was_just_woken_does_not_leave_for_what_is_expected(fleet: Fleet) -> None:
+    """Its client was refused with a time to come back, so nothing is open for it; the other is
+    asked for all the time and fits only in its place."""
+    fleet.add_model("large", memory=3000)
+    fleet.add_model("other", memory=3000)
+    fleet.ledger.new = [Arrival(fleet.clock.now() - 400 + i, "other@v1") for i in range(300)]
+    fleet.ask("large@v1")
+    fleet.answer("large@v1")
+    for _ in range(20):
+        fleet.round()
+        fleet.all_ready()
+    assert fleet.codes() == ["woken"] and len(fleet.running("large@v1")) == 1
+    for _ in range(60):
+        fleet.round()
+    assert fleet.codes()[1:3] == ["displaced", "preload"]
+    assert fleet.running("large@v1") == [] and len(fleet.running("other@v1")) == 1
+
+
 def test_what_is_expected_is_loaded_ahead_and_judged(fleet: Fleet) -> None:
     """Nobody has asked today, but on the days before two did within five minutes at this hour."""
     hour = int(fleet.clock.now() // 3600)
