@@ -16,6 +16,7 @@ from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
 from controlplane.adapters.export.destinations import destination_of
 from controlplane.adapters.export.formats import format_of
+from controlplane.adapters.ledger.arrivals import LedgerArrivals
 from controlplane.adapters.ledger.reconcile import StandingCheck
 from controlplane.adapters.ledger.seals import DjangoSealStore, RequestRecords
 from controlplane.adapters.ledger.soundness import file_findings, usage_findings
@@ -31,6 +32,7 @@ from controlplane.adapters.readmodel.timeline import RowsFolding, Timeline
 from controlplane.application import erase
 from controlplane.application.archive import Archived, archive
 from controlplane.application.check import Checked, Copies, StoredLog, check_everything
+from controlplane.application.demand import DemandWatch, Forecaster
 from controlplane.application.export_scan import Source
 from controlplane.application.exports import ExportError
 from controlplane.application.fleet import OnLoad
@@ -154,6 +156,18 @@ def retention() -> Retention:
 def upkeep() -> Upkeep:
     """For one thread of the controller."""
     return Upkeep(retention(), lambda: erase.finish_all(command_handler(), text_keys, clock()))
+
+
+def demand_watch() -> DemandWatch:
+    """For the controller's threads."""
+    return DemandWatch(LedgerArrivals(), clock(), _forecaster)
+
+
+def _forecaster() -> Forecaster:
+    """Imported when it is first needed: every other process does without statsmodels."""
+    from controlplane.adapters import forecasting
+
+    return forecasting.Forecaster(forecasting.LIVE_REFIT_BINS)
 
 
 @cache

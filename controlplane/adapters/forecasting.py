@@ -1,6 +1,7 @@
 """Requests in the next five minutes, by ARIMA over the last day (statsmodels).
 
-A model's requests are counted in bins of five minutes. Every ``REFIT_BINS`` an ARIMA(2, 0, 1) is
+A model's requests are counted in bins of five minutes. Every ``REFIT_BINS`` (live, every
+``LIVE_REFIT_BINS``) an ARIMA(2, 0, 1) is
 fitted to the 24 hours before; in between each new bin is only filtered in, which costs
 milliseconds where a fit costs tenths of a second. A model that was asked for in fewer than
 ``MIN_BUSY_BINS`` of those bins gets no forecast: there is too little to fit, and the averages and
@@ -26,6 +27,7 @@ from statsmodels.tsa.arima.model import ARIMA
 BIN_S = 300.0
 DAY_BINS = 288
 REFIT_BINS = 72
+LIVE_REFIT_BINS = 2
 MIN_BUSY_BINS = 8
 ORDER = (2, 0, 1)
 _MAX_ITERATIONS = 25
@@ -91,7 +93,8 @@ class Counts:
 class Forecaster:
     """Counts requests and forecasts each model's present bin; one thread uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, refit_bins: int = REFIT_BINS) -> None:
+        self._refit_bins = refit_bins
         self._counts = Counts()
         self._block = self._made_for = -1
         self._fitted: dict[str, Fitted] = {}
@@ -106,7 +109,7 @@ class Forecaster:
         index = int(at // BIN_S)
         if index != self._made_for:
             self._made_for = index
-            self._refit(index - index % REFIT_BINS)
+            self._refit(index - index % self._refit_bins)
             self._forecasts = {model: self._next(model, index) for model in self._fitted}
         return self._forecasts
 

@@ -126,7 +126,7 @@ class SharedLimits:
         if self._monotonic() < self._down_until:
             return await self._without(job)
         tier = self._tier(job)
-        asked = job.num_prompt_tokens + job.max_output_tokens
+        asked = job.reserved_prompt_tokens + job.max_output_tokens
         try:
             status, requests, tokens = await self._ask(job, tier, asked)
         except (RedisError, OSError, TimeoutError) as error:
@@ -159,7 +159,7 @@ class SharedLimits:
         if self._shared.pop(job.request_id, None) is None:
             self._local.give_back(job, num_tokens, was_refused)
             return
-        unused = max(0, job.num_prompt_tokens + job.max_output_tokens - num_tokens)
+        unused = max(0, job.reserved_prompt_tokens + job.max_output_tokens - num_tokens)
         task = asyncio.ensure_future(self._return(job, unused, int(was_refused)))
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)

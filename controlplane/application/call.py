@@ -20,6 +20,7 @@ from controlplane.application.ports import Terminal
 from controlplane.application.refused import Refused
 
 if TYPE_CHECKING:
+    from controlplane.application.hold import Held
     from controlplane.application.serve import Serving
 
 MAX_ATTEMPTS = 3
@@ -29,6 +30,7 @@ SLOW_READER_S = 30.0
 SLOW_READER_DELTAS = 512
 SLOW_READER_BYTES = 256 * 1024
 HEARTBEAT_S = 10.0
+HELD_HEARTBEAT_S = 2.0
 QUEUE_RETRY_S = 2.0
 
 # The replica's queue, or the tenant's part of it; said as it is, and another replica may have room.
@@ -109,6 +111,8 @@ class Call:
         self.heartbeat = False
         self.on_cut: Callable[[], object] | None = None
         self.on_delta: Callable[[Part, Any], bool] | None = None
+        self.held: Held | None = None
+        self.sending = asyncio.Lock()  # held while a held call is sent, and while it is ended
         self._finished = False
 
     # --- the consumer's side --------------------------------------------------------------------
@@ -140,6 +144,10 @@ class Call:
         return not self._pending and (self.num_open == 0 or self.error is not None)
 
     @property
+    def is_finished(self) -> bool:
+        return self._finished
+
+    @property
     def num_of_tenant(self) -> int:
         """Requests that this call's tenant has open in this gateway, this one included."""
         return self._serving.num_of_tenant[self.job.tenant_id]
@@ -161,6 +169,14 @@ class Call:
             return None
         self._finished = True
         return await self._serving.end(self)
+
+    # --- while its model loads ------------------------------------------------------------------
+    def hold(self, held: "Held") -> None:
+        """Not sent yet; the consumer is told so at once."""
+        self.held, self.heartbeat = held, True
+
+    def release(self) -> None:
+        self.held = None
 
     # --- the bus's side -------------------------------------------------------------------------
     def receive(self, part: Part, delta: Any) -> None:
@@ -235,7 +251,8 @@ class Call:
                 self.fail(Refused("engine_lost", "The engine stopped answering.", retry_after=1))
             elif not self._serving.placer.is_heard(part.target.node_id):
                 self._serving.lose_node(part.target.node_id)
-        if now - self.written_at > HEARTBEAT_S and self._waiter is not None:
+        pause = HEARTBEAT_S if self.held is None else HELD_HEARTBEAT_S
+        if now - self.written_at > pause and self._waiter is not None:
             self.heartbeat = True
             self.written_at = now
             self._wake()

@@ -10,7 +10,7 @@ which a ``Placer`` gives a ``Target`` and a ``Generator`` sends there; what come
 How a job is served is ``serve``; the ledger's part of it stands in ``ports``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -98,6 +98,12 @@ class Placer(Protocol):
     def is_heard(self, node_id: str) -> bool:
         """False once the node has been silent for too long."""
 
+    def wait_s(self, version_id: str) -> float | None:
+        """Seconds until a replica is expected to be ready; None if one is, or was till now."""
+
+    def unplaced_reason(self, version_id: str) -> str:
+        """Why it fits nowhere, as the planner says; "" if it is placed, or not planned yet."""
+
 
 class Limits(Protocol):
     """The tenant's rate, and how many requests it has open."""
@@ -115,6 +121,10 @@ class Job:
     """A checked request: who asks, what was resolved, and the encoded prompts (one per part).
 
     ``weight`` is the tenant's among those of its latency class, ``priority`` the version's.
+
+    A job whose model's tokenizer is not known yet has empty prompts and the most that they may
+    become as ``max_prompt_tokens`` (each); ``encode`` fills in prompts and ``max_tokens`` once the
+    tokenizer is there, and raises Refused until then. Nothing is ever more than was reserved.
     """
 
     request_id: str
@@ -139,9 +149,16 @@ class Job:
     priority: str = "normal"
     capture: Capture | None = None  # of a tenant that opted in
     limits: Any = None
-    num_prompt_tokens: int = field(init=False)
+    max_prompt_tokens: int = 0  # of each prompt, if it is not encoded yet
+    encode: Callable[["Job"], Awaitable[None]] | None = None
+    reserved_prompt_tokens: int = field(init=False)
     max_output_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_prompt_tokens = sum(map(len, self.prompts))
+        bound = self.max_prompt_tokens * len(self.prompts)
+        self.reserved_prompt_tokens = max(self.num_prompt_tokens, bound)
         self.max_output_tokens = sum(self.max_tokens) * self.num_choices
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))

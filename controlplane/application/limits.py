@@ -85,7 +85,7 @@ class TenantLimits:
             raise too_many_open(tier, job)
         rate, now = tier.rate, self._monotonic()
         buckets = self._buckets.get(job.tenant_id) or full(rate, now)
-        asked = job.num_prompt_tokens + job.max_output_tokens
+        asked = job.reserved_prompt_tokens + job.max_output_tokens
         admission = admit(buckets, rate, asked, now)
         self._buckets[job.tenant_id] = admission.buckets
         if not admission.admitted:
@@ -95,7 +95,7 @@ class TenantLimits:
 
     def give_back(self, job: Job, num_tokens: int, was_refused: bool = False) -> None:
         self._open[job.tenant_id] -= 1
-        unused = job.num_prompt_tokens + job.max_output_tokens - num_tokens
+        unused = job.reserved_prompt_tokens + job.max_output_tokens - num_tokens
         buckets = self._buckets[job.tenant_id]
         self._buckets[job.tenant_id] = returned(
             buckets, self._tier(job).rate, unused, self._monotonic(), int(was_refused)

@@ -7,6 +7,7 @@ and plans again next time.
 
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 
 from controlplane.application.fleet import DeviceLoad, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
@@ -15,6 +16,7 @@ from controlplane.application.ports import CONTROLLER, Clock
 from controlplane.domain import placement
 from controlplane.domain.errors import VersionConflict
 from controlplane.domain.ids import NodeId, VersionId, version_id
+from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import Node
 from controlplane.domain.placement import DecidePlacement, PlanInputs
 from controlplane.placement.plan import PlacementPlan, plan
@@ -79,11 +81,16 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
 
 def _versions(state: FleetState) -> list[VersionView]:
     return [
-        VersionView(version_id(name, version), spec, spec.min_replicas)
-        for name, model in sorted(state.catalog.models.items())
-        for version, spec in model.versions.items()
-        if version not in model.retired
+        VersionView(one, spec, state.num_wanted(one, spec)) for one, spec in live_versions(state)
     ]
+
+
+def live_versions(state: FleetState) -> Iterator[tuple[VersionId, VersionSpec]]:
+    """All that are not retired, by model's name."""
+    for name, model in sorted(state.catalog.models.items()):
+        for version, spec in model.versions.items():
+            if version not in model.retired:
+                yield version_id(name, version), spec
 
 
 def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:

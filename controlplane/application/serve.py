@@ -4,7 +4,7 @@
 
     call = await serving.start(job)      limits -> intent and reservation durable -> node -> sent
     while (deltas := await call.next()): tokens of all its choices, as the frames bring them
-        ...
+        ...                              (while the model still loads: ``call.held``, see ``hold``)
     await call.finish()                  terminal record durable; only now may a client hear "done"
 
 A call has one part per choice, each a generation of its own on the nodes; the ledger knows only
@@ -19,7 +19,7 @@ bills exactly the tokens that were produced.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,6 +28,7 @@ import msgspec
 from controlplane.application.attempts import attempts_of
 from controlplane.application.call import Call, Part, nowhere_else
 from controlplane.application.capture import keep
+from controlplane.application.hold import HOLD_S, Holds, NotLoadedYet
 from controlplane.application.inference import (
     Generator,
     Job,
@@ -65,6 +66,7 @@ class Serving:
     clock: Clock
     gateway: str
     lose_node: Callable[[str], None]
+    hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
     calls: dict[str, Call] = field(default_factory=dict)
     draining: bool = False
     num_local: Counter[str] = field(default_factory=Counter)
@@ -73,6 +75,7 @@ class Serving:
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.monotonic = self.clock.monotonic
+        self.holds = Holds(self.placer, self.monotonic, self._send_held, self.hold_s)
 
     def live(self) -> set[str]:
         """Request ids that must not be reaped: in flight here, or waiting to be recorded."""
@@ -92,7 +95,7 @@ class Serving:
             self.limits.give_back(job, 0, was_refused=True)
             raise
         try:
-            await self._send_all(call)
+            await self._send_or_hold(call)
         except BaseException as error:
             call.error = error if isinstance(error, Refused) else _STOPPED
             await call.finish()
@@ -119,6 +122,38 @@ class Serving:
             raise Refused(
                 "audit_unavailable", "The request could not be recorded.", retry_after=1
             ) from error
+
+    async def _send_or_hold(self, call: Call) -> None:
+        if call.job.encode is not None:
+            self.holds.take(call, NotLoadedYet(call.job.version_id))
+            return
+        try:
+            await self._send_all(call)
+        except Refused as refusal:
+            if refusal.code != "model_not_ready" or any(part.target for part in call.parts):
+                raise
+            self.holds.take(call, refusal)
+
+    async def _send_held(self, call: Call) -> None:
+        """Send a held call, unless it has ended; raises Refused ``model_not_ready`` to be tried
+        again. An end that comes meanwhile waits, so that it cancels what was sent."""
+        async with call.sending:
+            if call.error is not None or call.is_finished:
+                return
+            job = call.job
+            if job.encode is not None:
+                await job.encode(job)
+                job.encode = None
+                for part in call.parts:
+                    prompt = part.index // job.num_choices
+                    part.prompt, part.max_tokens = job.prompts[prompt], job.max_tokens[prompt]
+            try:
+                await self._send_all(call)
+            except Refused as refusal:
+                if not any(part.target for part in call.parts):
+                    raise
+                call.fail(refusal)  # half of it runs: not to be sent again
+            call.release()
 
     async def _send_all(self, call: Call) -> None:
         for part in call.parts:
@@ -164,7 +199,8 @@ class Serving:
     # --- the end --------------------------------------------------------------------------------
     async def end(self, call: Call) -> Terminal:
         """Stop what still runs, and record; ``Call.finish`` sees to it that this happens once."""
-        await self._stop(call)
+        async with call.sending:
+            await self._stop(call)
         terminal = _terminal_of(call, self.clock.now(), self.monotonic())
         try:
             await self.settler.settle(terminal)
@@ -262,7 +298,7 @@ def _intent_of(job: Job, gateway: str, at: float) -> Intent:
         arm=job.arm,
         version_id=job.version_id,
         latency_class=job.latency_class,
-        num_prompt_tokens=job.num_prompt_tokens,
+        num_prompt_tokens=job.reserved_prompt_tokens,
         max_output_tokens=job.max_output_tokens,
         price=job.price,
         at=at,

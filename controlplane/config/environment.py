@@ -49,6 +49,10 @@ class Environment(BaseSettings):
         default="",
         description="JSON by tier: requests_per_minute, tokens_per_minute, max_open, weight.",
     )
+    hold_seconds: str = Field(
+        default="",
+        description="JSON by latency class: how long a request waits for its model to load.",
+    )
     sealing_key: Path | None = Field(
         default=None, description="File with the key that signs checkpoints; empty: in data_dir."
     )

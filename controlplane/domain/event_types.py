@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from controlplane.domain import audit, model, node, placement, retention, route, tenant
+from controlplane.domain import audit, model, node, placement, retention, route, scaling, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.upcasters import lift
 
@@ -31,6 +31,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         placement.PlacementEvent,
         audit.AuditEvent,
         retention.RetentionEvent,
+        scaling.ScalingEvent,
     )
     for kind in _members(union)
 }

@@ -7,7 +7,16 @@ from hashlib import sha256
 import msgspec
 
 from controlplane.domain.decider import Event
-from controlplane.projections import audit, catalog, decisions, fleet, routes, standing, tenants
+from controlplane.projections import (
+    audit,
+    catalog,
+    decisions,
+    demand,
+    fleet,
+    routes,
+    standing,
+    tenants,
+)
 from controlplane.projections.base import Handler, Projection, R, Recorded, Row, Rows, key_of
 from controlplane.projections.memory import MemoryRows
 
@@ -20,7 +29,7 @@ STATE = (
     standing.PROJECTION,
 )
 # The audit comes first: it shows what an event changes, so it must see the rows before.
-ALL = (audit.PROJECTION, *STATE, decisions.PROJECTION)
+ALL = (audit.PROJECTION, *STATE, decisions.PROJECTION, demand.PROJECTION)
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 

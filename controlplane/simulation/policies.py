@@ -4,7 +4,8 @@
 lru        least recently used leaves; loads on demand
 ema        by the averages of ``placement.demand`` alone; loads ahead
 ema_arima  the same with ARIMA's forecast of the next five minutes
-demand     all terms: the product's policy
+unpriced   all terms, and loads ahead that cost nothing
+demand     all terms, and a price for each load: the product's policy
 clairvoyant  what is asked for last leaves (Belady 1966): the best that loading on demand can do
 ========== =====================================================================
 """
@@ -16,7 +17,7 @@ from controlplane.placement.demand import Demand, Weights
 from controlplane.placement.weights import AVERAGES, AVERAGES_AND_FORECAST, FITTED
 from controlplane.simulation.residency import Outcome, Policy, Request, replay
 
-POLICIES = ("lru", "ema", "ema_arima", "demand", "clairvoyant")
+POLICIES = ("lru", "ema", "ema_arima", "unpriced", "demand", "clairvoyant")
 Outcomes = dict[str, dict[int, Outcome]]
 
 
@@ -78,7 +79,13 @@ def compare(
 ) -> Outcomes:
     """Every policy on the same requests, by name and room."""
     return {
-        name: replay(requests, _policy(name, requests, forecasts), rooms, load_s)
+        name: replay(
+            requests,
+            _policy(name, requests, forecasts),
+            rooms,
+            load_s,
+            is_priced=name != "unpriced",
+        )
         for name in POLICIES
     }
 
@@ -91,7 +98,7 @@ def _policy(name: str, requests: Sequence[Request], forecasts: Forecasts) -> Pol
             return ByDemand(AVERAGES)
         case "ema_arima":
             return ByDemand(AVERAGES_AND_FORECAST, forecasts)
-        case "demand":
+        case "demand" | "unpriced":
             return ByDemand(FITTED, forecasts)
     return Clairvoyant(requests)
 

@@ -16,10 +16,12 @@ Execution takes no time here, so nothing is ever busy. The policies are in ``pol
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from controlplane.placement.preload import MARGIN, Memory, swaps, victims
+from controlplane.placement.preload import MARGIN, Memory, Terms, swaps, terms_of, victims
+
+FREE = Terms(0.0, 0.0)  # a load ahead costs nothing
 
 LOOK_AGAIN_S = (
     5.0,
@@ -94,6 +96,7 @@ class Node:
     room: int
     load_s: float
     margin: float = MARGIN
+    terms: Terms = FREE
     resident: dict[str, Residency] = field(default_factory=dict)
     outcome: Outcome = field(default_factory=Outcome)
 
@@ -107,7 +110,9 @@ class Node:
         self.outcome.served.append(Served(at, is_warm, max(0.0, held.ready_at - at)))
 
     def load_ahead(self, keep: Mapping[str, float], at: float) -> None:
-        for swap in swaps(self._memory(*keep), keep, self.margin):
+        stay = [one for one, held in self.resident.items() if at - held.since < self.terms.stay_s]
+        memory = replace(self._memory(*keep), busy=stay)
+        for swap in swaps(memory, keep, self.margin, self.terms.price):
             self._load(swap.model, swap.evicted, at, ahead=True)
 
     def _memory(self, *others: str) -> Memory:
@@ -130,9 +135,10 @@ def replay(
     rooms: Sequence[int],
     load_s: float,
     margin: float = MARGIN,
+    is_priced: bool = True,
 ) -> dict[int, Outcome]:
-    """One outcome for each of ``rooms``."""
-    nodes = [Node(room, load_s, margin) for room in rooms]
+    """One outcome for each of ``rooms``; not ``is_priced``: the margin alone decides on loads."""
+    nodes = [Node(room, load_s, margin, terms_of(room) if is_priced else FREE) for room in rooms]
     previous = requests[0].at if requests else 0.0
     for index, request in enumerate(requests):
         if policy.loads_ahead:

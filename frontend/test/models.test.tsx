@@ -129,3 +129,13 @@ test("aliases are added and removed", async () => {
   await screen.findByText("Alias chatty is removed");
   expect(backend.state.models[0].aliases).toEqual(["gpt-small"]);
 });
+
+test("what the load changed and what loading ahead was worth stand below the models", async () => {
+  await open("/models");
+  const scaled = await screen.findByRole("table", { name: "Scaled by load" });
+  within(scaled).getByText("0 → 1");
+  within(scaled).getByTitle("num_open 2");
+  const ahead = await screen.findByRole("table", { name: "Loaded ahead" });
+  within(ahead).getByText(/^75/);
+  within(ahead).getByText("300 s");
+});

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from controlplane.domain import audit, model, node, placement, retention, route, tenant
+from controlplane.domain import audit, model, node, placement, retention, route, scaling, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
 from controlplane.domain.money import Price
@@ -98,4 +98,18 @@ SAMPLES: tuple[Event, ...] = (
     audit.TextRead("acme", "req-1", 6.0),
     retention.RetentionSet("text", 30, None, 1.0),
     retention.SegmentRemoved("requests", 1, 1_000, "requests-from-1", 2.0),
+    scaling.ReplicasScaled(
+        V1,
+        0,
+        1,
+        "preload",
+        "1.5 requests expected",
+        (scaling.Reading("expected", 1.5),),
+        3.0,
+        303.0,
+    ),
+    scaling.DemandForecast(
+        3.0, 303.0, (scaling.Expected(V1, 1.5, "arima"),), (scaling.Came(V1, 2.0, 1),)
+    ),
+    scaling.PreloadJudged(V1, 3.0, 2, 41.5, 0.0, 303.0),
 )

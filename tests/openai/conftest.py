@@ -63,7 +63,10 @@ def stack(
     with django_db_blocker.unblock(), pointed_at(path):
         trusted = directory / "issuers.json"
         trusted.write_text(json.dumps([CONFIG, issuer.config()]))
-        extra = {"ENGINE_JWT_ISSUERS": str(trusted)}
+        extra = {
+            "ENGINE_JWT_ISSUERS": str(trusted),
+            "ENGINE_HOLD_SECONDS": '{"realtime": 0.5, "standard": 8, "batch": 30}',
+        }
         running = Stack(directory, settings.SECRET_KEY, extra)
         try:
             running.start()

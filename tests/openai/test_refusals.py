@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from controlplane.application.refused import Refused
-from controlplane.entrypoints.openai.errors import status_of
+from controlplane.entrypoints.openai.errors import headers_of, status_of
 from tests.openai.stack import Stack
 from tests.openai.wire import CLIENT, HELLO, post
 
@@ -246,12 +246,20 @@ def test_what_fails_in_the_engine_is_not_the_clients_fault(code: str) -> None:
     assert status_of(Refused(code, "The engine failed.")) == 500
 
 
-def test_a_known_model_that_is_not_ready_says_so(client: openai.OpenAI) -> None:
-    """503 with a reason and a time to come back, within openai's limit of 120 s."""
+@pytest.mark.parametrize("code", ["model_cold", "hold_expired"])
+def test_a_model_that_is_not_loaded_in_time_is_worth_another_try(code: str) -> None:
+    refused = Refused(code, "It loads.", "model", retry_after=7.0)
+    assert status_of(refused) == 503 and (b"retry-after", b"7") in headers_of(refused)
+
+
+def test_a_known_model_that_takes_too_long_to_load_says_so(client: openai.OpenAI) -> None:
+    """503 at once with the expected time to come back, within openai's limit of 120 s."""
     with pytest.raises(openai.InternalServerError) as refused:
-        client.chat.completions.create(model="cold", messages=HELLO)
-    assert refused.value.status_code == 503 and refused.value.code == "model_not_ready"
-    assert 0 < float(refused.value.response.headers["retry-after"]) <= 120
+        client.chat.completions.create(
+            model="cold", messages=HELLO, extra_headers={"X-Latency-Class": "realtime"}
+        )
+    assert refused.value.status_code == 503 and refused.value.code == "model_cold"
+    assert 6 <= float(refused.value.response.headers["retry-after"]) <= 8
 
 
 def test_a_prompt_too_long_names_the_limit(client: openai.OpenAI) -> None:

@@ -78,6 +78,8 @@ class Nodes:
     sinks: dict[str, Callable[[Any], None]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
+    loads_in: float | None = None  # seconds until a replica is ready; None: it is not cold
+    unplaced: str = ""
 
     async def generate(self, node_id: str, order: Order, sink: Callable[[Any], None]) -> None:
         self.orders.append((node_id, order))
@@ -99,6 +101,12 @@ class Nodes:
 
     def is_heard(self, node_id: str) -> bool:
         return node_id not in self.silent
+
+    def wait_s(self, version_id: str) -> float | None:
+        return self.loads_in
+
+    def unplaced_reason(self, version_id: str) -> str:
+        return self.unplaced
 
     def lose(self, node_id: str) -> None:
         for at, order in self.orders:

@@ -14,7 +14,8 @@ from controlplane.adapters.ledger.batch import admit_all, day_of, settle_all
 from controlplane.adapters.ledger.models import InferenceRequest
 from controlplane.adapters.ledger.statements import statements
 from controlplane.application.ports import EventMeta
-from controlplane.domain import node, placement
+from controlplane.domain import node, placement, scaling
+from controlplane.domain.decider import Command
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId
 from controlplane.entrypoints.rest import reading, spending
 from controlplane.entrypoints.rest.urls import urlpatterns
@@ -64,6 +65,10 @@ PATHS = {
     "placements_list": "placements/",
     "decisions_list": "decisions/",
     "decisions_retrieve": "decisions/d1/",
+    "scalings_list": "scalings/",
+    "forecasts_list": "forecasts/",
+    "preloads_list": "preloads/",
+    "preloads_totals": "preloads/totals/",
     "placements_explain": "placements/m.v1.g1.0/explain/",
     "events_list": "events/",
     "requests_list": "requests/",
@@ -142,6 +147,24 @@ def decide(decision_id: str, replica: str) -> int:
     return handler.handle(placement.DECIDER, placement.STREAM, command, META).position
 
 
+def demand(*commands: Command) -> None:
+    handler = bootstrap.command_handler()
+    for command in commands:
+        handler.handle(scaling.DECIDER, scaling.STREAM, command, META)
+
+
+def load_ahead(before: int, at: float) -> None:
+    """Expected, loaded ahead, judged."""
+    v1, until = VersionId("m@v1"), at + 300
+    expected = (scaling.Expected(v1, 1.5, "arima"),)
+    reading = (scaling.Reading("expected", 1.5),)
+    demand(
+        scaling.RecordForecast(until, expected, (), at),
+        scaling.ScaleReplicas(v1, before, before + 1, "preload", "1.5", reading, at, until),
+        scaling.JudgePreload(v1, 2, 41.0, until),
+    )
+
+
 def build(admin: Api) -> int:
     """One of everything; a request is running when the last event is recorded."""
     admin.post("tenants/", {"name": "acme", "tier": "free"})
@@ -154,6 +177,7 @@ def build(admin: Api) -> int:
     admin.post("routes/", {"name": "chat", "arms": arms})
     record(node.NodeJoined(NodeId("n1"), "b1", "z1", DEVICES, 1.0))
     a_request("r1")
+    load_ahead(0, 10.0)
     return decide("d1", "m.v1.g1.0")
 
 
@@ -180,10 +204,43 @@ def change_everything(admin: Api) -> None:
         outcome="ok", num_output_tokens=7, ended_at=time.time(), position=1
     )
     decide("d2", "m.v1.g2.0")
+    load_ahead(1, 400.0)
     about = (NodeId("n1"), ReplicaId("m.v1.g1.0"), VersionId("m@v1"))
     record(node.ReplicaBecameReady(*about, 0, 1, 2, 3, 0.5, "ab", 3.0))
     last = admin.post("tenants/acme/suspend/", {"reason": "unpaid"})
     admin.get(f"tenants/?min_position={position_of(last)}")
+
+
+def test_loads_ahead_are_listed_newest_first_filtered_and_added_up(admin: Api) -> None:
+    build(admin)
+    load_ahead(1, 400.0)
+    v1 = VersionId("m@v1")
+    wake = scaling.ScaleReplicas(v1, 0, 1, "woken", "1 request came", (), 900.0)
+    demand(
+        scaling.ScaleReplicas(v1, 2, 0, "idle", "Nobody came.", (), 800.0),
+        wake,
+        scaling.ScaleReplicas(v1, 1, 0, "idle", "Nobody came.", (), 1000.0),
+        scaling.ScaleReplicas(v1, 0, 1, "preload", "1.5", (), 1100.0, 1400.0),
+        scaling.JudgePreload(v1, 0, None, 1400.0),
+    )
+    position = bootstrap.event_store().head().position
+    found = admin.get(f"preloads/?min_position={position}").json()["results"]
+    assert [one["outcome"] for one in found] == ["wasted", "missed", "hit", "hit"]
+    page = admin.get("preloads/?limit=3").json()
+    assert admin.get(page["next"].split("/api/v1/")[1]).json()["results"] == found[3:]
+    assert admin.get("preloads/?outcome=missed").json()["results"] == found[1:2]
+    assert admin.get("preloads/?version_id=m@v2").json()["results"] == []
+    (total,) = admin.get("preloads/totals/").json()["results"]
+    assert total == {"version_id": "m@v1", "num_hits": 2, "num_wasted": 1, "num_missed": 1,
+                     "ahead_s": 82.0, "wasted_s": 300.0}  # fmt: skip
+    scaled = admin.get("scalings/?code=woken").json()["results"]
+    assert [(one["before"], one["after"], one["reason"]) for one in scaled] == [
+        (0, 1, "1 request came")
+    ]
+    assert admin.get("scalings/?code=preload").json()["results"][-1]["readings"] == [
+        {"name": "expected", "value": 1.5}
+    ]
+    assert admin.get("scalings/?code=other").status_code == 400
 
 
 def test_a_decision_is_not_there_before_it_was_made(admin: Api) -> None:

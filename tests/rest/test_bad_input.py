@@ -236,7 +236,7 @@ def test_prices_are_decimal_texts(api: Api) -> None:
 LISTS = (
     "tenants/", "tenants/acme/keys/", "tenants/acme/budgets/", "models/", "models/m/versions/",
     "models/m/aliases/", "routes/", "nodes/", "placements/", "decisions/", "events/", "requests/",
-    "usage/",
+    "usage/", "scalings/", "forecasts/", "preloads/", "preloads/totals/",
 )  # fmt: skip
 
 

@@ -3,8 +3,9 @@ import random
 
 import pytest
 
+from controlplane.placement.preload import ROOMY, SCARCE
 from controlplane.simulation.policies import Clairvoyant, Lru, compare, distance_closed
-from controlplane.simulation.residency import Request, replay
+from controlplane.simulation.residency import Node, Request, replay
 from controlplane.simulation.trace import BadTrace, read
 
 LOAD_S = 3.0
@@ -113,3 +114,24 @@ def test_a_trace_is_read_in_the_order_of_time():
 def test_a_trace_that_cannot_be_read_says_where(text: str, told: str):
     with pytest.raises(BadTrace, match=told):
         read(text)
+
+
+def test_what_was_loaded_ahead_stays_a_while_where_there_is_room():
+    """Eight places, all taken by the margin's rule at once; a ninth model waits half a minute."""
+    node = Node(8, LOAD_S, terms=ROOMY)
+    for i in range(8):
+        node.serve(Request(float(i), f"m{i}"), {})
+    node.load_ahead({"b": 1.0}, 12.0)
+    assert "b" not in node.resident
+    node.load_ahead({"b": 1.0}, 37.5)
+    assert "b" in node.resident
+
+
+def test_a_price_keeps_small_gains_from_loading():
+    """Of 1.0 in all 0.02 is the price: 0.03 more pays, 0.01 more does not."""
+    node = Node(1, LOAD_S, terms=SCARCE)
+    node.serve(Request(0.0, "a"), {"a": 1.0})
+    node.load_ahead({"a": 0.20, "b": 0.225, "rest": 0.0}, 1.0)
+    assert list(node.resident) == ["b"]
+    node.load_ahead({"a": 0.505, "b": 0.475, "rest": 0.0}, 2.0)
+    assert list(node.resident) == ["b"]

@@ -10,21 +10,24 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.ports import RecordedEvent
 from controlplane.dispatch import resolve
 from controlplane.dispatch.resolve import Catalog
-from controlplane.domain import model, node, placement, route
+from controlplane.domain import model, node, placement, route, scaling
 from controlplane.domain.node import Node
 from controlplane.domain.placement import Placement
+from controlplane.domain.scaling import Scaling
 
 
 class _Kept(msgspec.Struct):
     catalog: Catalog
     placement: Placement
     nodes: dict[str, Node]
+    scaling: Scaling
+    load_seconds: dict[str, float]
     position: int
 
 
 def _of_code() -> str:
     """Changes with whatever folds the fleet: aggregates have no version to raise."""
-    folding = (fleet_state, resolve, model, node, placement, route)
+    folding = (fleet_state, resolve, model, node, placement, route, scaling)
     return sha256("".join(map(inspect.getsource, folding)).encode()).hexdigest()
 
 
@@ -51,7 +54,14 @@ class FleetFolding:
 
     def decode(self, body: bytes) -> FleetState:
         kept = self._decoder.decode(body)
-        return FleetState.restored(kept.catalog, kept.placement, kept.nodes, kept.position)
+        return FleetState.restored(
+            kept.catalog,
+            kept.placement,
+            kept.nodes,
+            kept.scaling,
+            kept.load_seconds,
+            kept.position,
+        )
 
     def digest(self, state: FleetState) -> str:
         """Sorted, since a set's order changes from process to process; ``encode`` must not sort,
@@ -60,4 +70,11 @@ class FleetFolding:
 
 
 def _kept(state: FleetState) -> _Kept:
-    return _Kept(state.catalog, state.placement, state.nodes, state.position)
+    return _Kept(
+        state.catalog,
+        state.placement,
+        state.nodes,
+        state.scaling,
+        state.load_seconds,
+        state.position,
+    )

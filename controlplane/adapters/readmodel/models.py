@@ -178,6 +178,37 @@ class DecisionAbout(models.Model):
         )
 
 
+class Scaling(models.Model):
+    position = models.BigIntegerField(primary_key=True)
+    version_id = models.TextField(db_index=True)
+    at = models.FloatField()
+    before = models.IntegerField()
+    after = models.IntegerField()
+    code = models.TextField()
+    reason = models.TextField()
+    readings = models.JSONField()
+    until = models.FloatField()
+
+
+class Forecast(models.Model):
+    position = models.BigIntegerField(primary_key=True)
+    at = models.FloatField()
+    until = models.FloatField()
+    expected = models.JSONField()
+    came = models.JSONField()
+
+
+class Preload(models.Model):
+    position = models.BigIntegerField(primary_key=True)
+    version_id = models.TextField(db_index=True)
+    at = models.FloatField()
+    outcome = models.TextField()
+    loaded_at = models.FloatField(null=True)
+    num_requests = models.BigIntegerField()
+    ahead_s = models.FloatField(null=True)
+    wasted_s = models.FloatField()
+
+
 class AuditEntry(models.Model):
     position = models.BigIntegerField(primary_key=True)
     at = models.FloatField()

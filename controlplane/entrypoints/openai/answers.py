@@ -29,6 +29,8 @@ DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"
 _WAITING = ": waiting reason=engine_queue class=%s weight=%g open=%d waited=%.0fs\n\n"
 
+_LOADING = ": waiting reason=model_loading position=%d expected=%.0fs class=%s waited=%.0fs\n\n"
+
 _encode = msgspec.json.Encoder().encode
 _SHOWN_CLASS = {"realtime": "priority", "standard": "default", "batch": "flex"}
 
@@ -235,11 +237,15 @@ class ChunkWriter:
 
 
 def heartbeat(call: Call, now: float) -> bytes:
-    """A comment: before the first token it says what is waited for and what the tenant's own part
+    """A comment. While the model loads it says the request's place among those that wait for it,
+    and how long that is expected to take; then, until the first token, what the tenant's own part
     is, its weight among the tenants of the class and the requests that it has open here."""
     if call.first_at is not None:
         return HEARTBEAT
     job = call.job
+    if call.held is not None:
+        place = (call.held.position(call), call.held.expected())
+        return (_LOADING % (*place, job.latency_class, now - job.began)).encode()
     said = (job.latency_class, job.weight, call.num_of_tenant, now - job.began)
     return (_WAITING % said).encode()
 

@@ -25,6 +25,7 @@ from jinja2.runtime import new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from controlplane.application.hold import NotLoadedYet
 from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai.parameters import ChatMessage
 
@@ -187,7 +188,7 @@ class Encoders:
         self._loading: dict[str, asyncio.Task[Encoder]] = {}
 
     async def get(self, version_id: str) -> Encoder:
-        """Raises Refused ``model_not_ready`` until a node has published the tokenizer."""
+        """Raises NotLoadedYet until a node has published the tokenizer, Refused."""
         ready = self._ready.get(version_id)
         if ready is not None:
             return ready
@@ -200,12 +201,7 @@ class Encoders:
     async def _load(self, version_id: str) -> Encoder:
         bundle = await self._fetch(version_id)
         if bundle is None:
-            raise Refused(
-                "model_not_ready",
-                f"No node has loaded '{version_id}' yet.",
-                "model",
-                retry_after=2,
-            )
+            raise NotLoadedYet(version_id)
         try:
             encoder = await asyncio.to_thread(Encoder, bundle)
         except Exception as error:  # tokenizers raises plain Exception for a file it cannot read

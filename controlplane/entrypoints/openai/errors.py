@@ -40,6 +40,8 @@ _STATUS = {
     "audit_unavailable": 503,
     "bus_unavailable": 503,
     "engine_lost": 503,
+    "hold_expired": 503,
+    "model_cold": 503,
     "model_not_ready": 503,
     "overloaded": 503,
     "replica_retired": 503,

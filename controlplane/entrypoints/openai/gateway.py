@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from controlplane.adapters.natsbus.transport import Transport
 from controlplane.adapters.shared_limits import LOCAL, SharedLimits
 from controlplane.application.fleet import BusUnavailable, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
+from controlplane.application.hold import HOLD_S
 from controlplane.application.inference import Job
 from controlplane.application.limits import TenantLimits, TierLimits
 from controlplane.application.ports import (
@@ -83,6 +84,7 @@ class GatewaySettings:
     operator_tenant: str
     redis_url: str = ""
     limits_fallback: str = LOCAL
+    hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
 
 
 class Gateway:
@@ -134,7 +136,7 @@ class Gateway:
         settings, monotonic = self._settings, self._clock.monotonic
         self.transport = Transport(bus, self.name, monotonic)
         self.limits = self._limits(settings)
-        self.placer = FleetPlacer(self.state, self.loads, monotonic)
+        self.placer = FleetPlacer(self.state, self.loads, self._clock)
         self.serving = Serving(
             ledger=self._ledger,
             settler=Settler(self._ledger),
@@ -144,6 +146,7 @@ class Gateway:
             clock=self._clock,
             gateway=self.name,
             lose_node=self.transport.fail_node,
+            hold_s=settings.hold_s,
         )
         self.reaper = Reaper(self._ledger, self.name, self.host, self._clock, self.serving.live)
         self.encoders = Encoders(self._tokenizer)
@@ -250,6 +253,7 @@ class Gateway:
         return Gauges(
             num_running=len(self.serving.calls),
             num_waiting=self.serving.waiting(),
+            num_held=self.serving.holds.num_held,
             num_unsettled=len(self.serving.settler.unsettled),
             num_websockets=self.websockets.num_open,
             log_position=self.live.position,

@@ -70,6 +70,7 @@ class Gauges(msgspec.Struct, frozen=True):
 
     num_running: int = 0
     num_waiting: dict[str, int] = {}  # by latency class
+    num_held: int = 0
     num_unsettled: int = 0
     num_websockets: int = 0
     log_position: int = 0
@@ -208,6 +209,11 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
     for name, number in now.num_waiting.items():
         waiting.add_metric([name], number)
     yield waiting
+    yield GaugeMetricFamily(
+        "engine_gateway_held_requests",
+        "Requests held here until their model is loaded.",
+        now.num_held,
+    )
     yield GaugeMetricFamily(
         "engine_gateway_unsettled_requests",
         "Ended requests whose record the store has not taken yet.",

@@ -15,6 +15,7 @@ from controlplane.adapters.natsbus.transport import (
 from controlplane.application.fleet import FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.inference import Job, Order, SamplingOptions, Target
+from controlplane.application.ports import Clock
 from controlplane.application.refused import Refused
 from controlplane.dispatch.choose import RequestView, choose
 from controlplane.dispatch.refusals import NotReady
@@ -26,10 +27,9 @@ LEASE_S = 10.0  # a node ends what it does for a gateway that has been silent fo
 class FleetPlacer:
     """``inference.Placer`` over the log's placement and the nodes' telemetry."""
 
-    def __init__(
-        self, state: FleetState, loads: FleetLoads, monotonic: Callable[[], float]
-    ) -> None:
-        self._state, self._loads, self._monotonic = state, loads, monotonic
+    def __init__(self, state: FleetState, loads: FleetLoads, clock: Clock) -> None:
+        self._state, self._loads, self._clock = state, loads, clock
+        self._monotonic = clock.monotonic
 
     def choose(self, job: Job, excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
         views = self._state.candidates(job.version_id, self._loads, self._monotonic(), num_local)
@@ -45,6 +45,12 @@ class FleetPlacer:
     def is_heard(self, node_id: str) -> bool:
         age = self._loads.age_s(node_id, self._monotonic())
         return age is not None and age <= LOST_S
+
+    def wait_s(self, version_id: str) -> float | None:
+        return self._state.wait_s(version_id, self._clock.now())
+
+    def unplaced_reason(self, version_id: str) -> str:
+        return self._state.unplaced_reason(version_id)
 
     def record(self, load: NodeLoad) -> None:
         self._loads.record(load, self._monotonic())

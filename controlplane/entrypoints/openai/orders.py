@@ -3,10 +3,11 @@
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 
 from controlplane.application.fleet_state import FleetState
+from controlplane.application.hold import NotLoadedYet
 from controlplane.application.inference import Job
 from controlplane.application.refused import Refused
 from controlplane.dispatch import refusals
@@ -19,6 +20,7 @@ from controlplane.entrypoints.openai.principals import TenantPrincipal
 
 BEST_CLASS = {"free": "standard"}  # tiers whose best class is not realtime
 IDS_AT_ONCE = 256
+Encoded = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 _fresh_ids: list[str] = []
 
 
@@ -54,9 +56,12 @@ class OrderDesk:
         tenant = principal.tenant
         user = parameters.user or principal.subject
         found = self.resolve(parameters.model, principal.caller, user, request_id)
-        encoder = await self._encoders.get(found.version_id)
-        encoder.check_bias(parameters.sampling.logit_bias)
-        prompts = await _encode(encoder, parameters, found)
+        try:
+            encode, bound = None, 0
+            prompts, max_tokens = await self._encoded(parameters, found)
+        except NotLoadedYet:
+            encode, bound = self._later(parameters, found), found.spec.max_prompt_tokens
+            prompts, max_tokens = _bounds(parameters, found)
         capture = None
         if tenant.captures_text:
             capture = await self._capturing.begin(tenant, endpoint, parameters)
@@ -75,14 +80,29 @@ class OrderDesk:
             price=self._state.catalog.price(found.version_id),
             prompts=prompts,
             num_choices=parameters.n,
-            max_tokens=tuple(_limit(encoder, parameters, found, prompt) for prompt in prompts),
+            max_tokens=max_tokens,
             sampling=parameters.sampling,
             cache_salt=self._salt(tenant.tenant_id),
             began=began,
             weight=self._weights.get(tenant.tier, 1.0),
             priority=found.spec.priority,
             capture=capture,
+            max_prompt_tokens=bound,
+            encode=encode,
         )
+
+    async def _encoded(self, parameters: Parameters, found: Resolved) -> Encoded:
+        """Prompts and what each may produce; raises Refused, NotLoadedYet without a tokenizer."""
+        encoder = await self._encoders.get(found.version_id)
+        encoder.check_bias(parameters.sampling.logit_bias)
+        prompts = await _encode(encoder, parameters, found)
+        return prompts, tuple(_limit(encoder, parameters, found, prompt) for prompt in prompts)
+
+    def _later(self, parameters: Parameters, found: Resolved) -> Callable[[Job], Awaitable[None]]:
+        async def encode(job: Job) -> None:
+            job.prompts, job.max_tokens = await self._encoded(parameters, found)
+
+        return encode
 
     def resolve(self, name: str, caller: Caller, user: str, request_id: str) -> Resolved:
         try:
@@ -96,6 +116,17 @@ def new_request_id() -> str:
         text = os.urandom(16 * IDS_AT_ONCE).hex()
         _fresh_ids.extend(f"req-{text[i : i + 32]}" for i in range(0, len(text), 32))
     return _fresh_ids.pop()
+
+
+def _bounds(parameters: Parameters, found: Resolved) -> Encoded:
+    """Of a version whose tokenizer is unknown: no prompt yet, and the most each may produce."""
+    asked = Asked(1, parameters.max_tokens, parameters.n)
+    try:
+        most = output_limit(found.spec, asked, found.spec.max_model_len)
+    except refusals.InvalidRequest as error:
+        raise Refused(error.code, error.message, error.param) from error
+    num = 1 if parameters.messages else len(parameters.prompts)
+    return ((),) * num, (most,) * num
 
 
 async def _encode(

@@ -10,6 +10,7 @@ import uvloop
 from django.conf import settings
 
 from controlplane import bootstrap
+from controlplane.application.hold import parse_deadlines
 from controlplane.application.limits import parse_limits
 from controlplane.entrypoints.logs import configure_logs
 from controlplane.entrypoints.openai.gateway import Gateway, GatewaySettings
@@ -68,4 +69,5 @@ def _settings() -> GatewaySettings:
         operator_tenant=env.operator_tenant,
         redis_url=env.redis_url,
         limits_fallback=env.limits_fallback,
+        hold_s=parse_deadlines(env.hold_seconds),
     )

@@ -5,6 +5,7 @@
     client  {"type":"auth","token":"sk_…"}                  unless an Authorization header was sent
     server  {"type":"ready","tenant":"acme"}
     client  {"type":"generate","id":"a","endpoint":"chat","request":{…}}
+    server  {"type":"waiting","id":"a","reason":"model_loading","position":1,"expected_s":9.5,…}
     server  {"type":"started","id":"a","request_id":…,"model":…,"version_id":…,"node":…}
     server  {"type":"delta","id":"a","index":0,"text":"Hel","num_tokens":1}
     client  {"type":"cancel","id":"a"}
@@ -31,7 +32,7 @@ from controlplane.application.ports import AuditUnavailable
 from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai import answers
 from controlplane.entrypoints.openai.errors import body_of, encode_error, status_of
-from controlplane.entrypoints.openai.handlers import PARSERS, Inference
+from controlplane.entrypoints.openai.handlers import PARSERS, Batch, Inference
 from controlplane.entrypoints.openai.json_object import parse_object
 from controlplane.entrypoints.openai.orders import new_request_id
 from controlplane.entrypoints.openai.principals import TenantPrincipal, bearer_token
@@ -275,6 +276,7 @@ class Connection:
         task = asyncio.current_task()
         assert task is not None
         call.on_cut = task.cancel
+        batch = await self._held(name, call)
         target, job = call.parts[0].target, call.job
         await self._send(
             {
@@ -286,13 +288,26 @@ class Connection:
                 "node": target.node_id if target else "",
             }
         )
-        while not call.is_over:
-            for part, delta in await call.next():
+        while batch or not call.is_over:
+            for part, delta in batch or await call.next():
                 if delta.text or delta.token_ids:
                     call.written_at = call.writing_since = self._inference.serving.monotonic()
                     await self._send(_delta(name, part.index, delta))
                     call.writing_since = None
+            batch = []
         await self._done(name, call)
+
+    async def _held(self, name: str, call: Call) -> Batch:
+        """Say what is waited for while the model loads; the first deltas after that, if any."""
+        batch: Batch = []
+        call.heartbeat = False  # what it would bring is said here at once
+        while call.held is not None and not batch and not call.is_over:
+            message = {"type": "waiting", "id": name, "request_id": call.job.request_id}
+            place = {"position": call.held.position(call), "expected_s": call.held.expected()}
+            await self._send({**message, "reason": "model_loading", **place})
+            call.written_at = self._inference.serving.monotonic()
+            batch = await call.next()
+        return batch
 
     async def _done(self, name: str, call: Call) -> None:
         terminal = await call.finish()

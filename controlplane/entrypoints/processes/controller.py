@@ -7,7 +7,8 @@
     seal       sign checkpoints of the log and the ledger, and copy them
     usage      add up the ended requests, and now and then recount all totals
     upkeep     archive and remove what the retention policy lets go, destroy keys of erased text
-    act        ingest -> reconcile -> publish, in this order, on one thread's view of the fleet
+    demand     read from the ledger what is asked for; forecast fits and forecasts beside it
+    act        ingest -> scale -> reconcile -> publish, in this order, on one view of the fleet
 
 Every loop takes no arguments: a message or an event only wakes it, and it also runs every second.
 So nothing depends on a message that was missed, and a failed round is simply tried again. Two
@@ -36,6 +37,7 @@ from controlplane.adapters.failed_sync import has_failed, leave_if_failed
 from controlplane.adapters.natsbus.connection import Bus, connect, ensure_buckets
 from controlplane.adapters.natsbus.publisher import DesiredPublisher
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
+from controlplane.application.demand import DemandWatch
 from controlplane.application.fleet import (
     BusUnavailable,
     FleetLoads,
@@ -56,6 +58,7 @@ from controlplane.application.ports import (
 from controlplane.application.project import LogFollower
 from controlplane.application.publish import VERIFY_S, Publisher
 from controlplane.application.reconcile import Reconciler
+from controlplane.application.scaling import Scaler
 from controlplane.application.tasks import end_tasks
 from controlplane.entrypoints.processes.sealing import Sealing
 
@@ -101,6 +104,8 @@ class ControllerSettings:
     poll_s: float = 0.05
     verify_s: float = VERIFY_S
     upkeep_s: float = 60.0
+    demand_s: float = 0.25
+    forecast_s: float = 20.0
     holder: str = field(
         default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
     )
@@ -130,6 +135,7 @@ class Controller:
         sealing: Sealing | None = None,
         usage: UsageBooks | None = None,
         upkeep: Upkeep | None = None,
+        demand: DemandWatch | None = None,
     ) -> None:
         self.settings, self._store, self._clock = settings, store, clock
         self._handler, self._read_model, self._usage = handler, read_model, usage
@@ -138,6 +144,8 @@ class Controller:
         self.state, self.loads = FleetState(), FleetLoads()
         self.ingest = Ingest(handler, clock, self.state, self.loads, settings.timings)
         self.reconciler = Reconciler(handler, clock, self.state, self.loads)
+        self.demand = demand
+        self.scaler = Scaler(handler, clock, self.state, self.loads, demand) if demand else None
         self.follower = LogFollower(store, 0, self._on_event)
         self.publisher: Publisher | None = None
         self.subscriber: NodeSubscriber | None = None
@@ -145,7 +153,7 @@ class Controller:
         self.lease: Lease | None = None
         self._lease_until = 0.0
         self.projected, self.head = 0, 0
-        loops = ("lease", "project", "act", "seal", "usage", "upkeep")
+        loops = ("lease", "project", "act", "seal", "usage", "upkeep", "demand", "forecast")
         self.stats = {name: LoopStats() for name in loops}
         self.events: Counter[str] = Counter()  # all in the log, by type
         self._planned: tuple[int, float] = (-1, 0.0)  # log position and time of the last plan
@@ -164,6 +172,8 @@ class Controller:
             asyncio.create_task(self._repeat("seal", self._seal, self.settings.round_s)),
             asyncio.create_task(self._repeat("usage", self._keep_usage, self.settings.round_s)),
             asyncio.create_task(self._repeat("upkeep", self._let_go, self.settings.upkeep_s)),
+            asyncio.create_task(self._repeat("demand", self._watch, self.settings.demand_s)),
+            asyncio.create_task(self._repeat("forecast", self._foresee, self.settings.forecast_s)),
             asyncio.create_task(self._act_loop()),
         ]
         await stop.wait()
@@ -266,6 +276,17 @@ class Controller:
             if not await self._on("upkeep", self._upkeep.step):
                 break
 
+    # --- demand ---------------------------------------------------------------------------------
+    async def _watch(self) -> None:
+        """What is asked for; somebody who waits for a model that is not there wakes the planner."""
+        if self.demand is not None and self.leads and await self._on("demand", self.demand.watch):
+            self._wake.set()
+
+    async def _foresee(self) -> None:
+        """On a thread of its own: fitting takes seconds, and holds up nothing else."""
+        if self.demand is not None and self.leads:
+            await self._on("forecast", self.demand.forecast)
+
     # --- ingest, reconcile, publish -------------------------------------------------------------
     async def _act_loop(self) -> None:
         await self._connect()
@@ -325,6 +346,8 @@ class Controller:
         self.follower.catch_up()
         if self.bus is not None and self.bus.connected:  # deaf, we cannot judge silence
             self.ingest.step()
+            self.follower.catch_up()
+        if self.scaler is not None and self.leads and self.scaler.step():
             self.follower.catch_up()
         position, planned_at = self._planned
         now = self._clock.monotonic()

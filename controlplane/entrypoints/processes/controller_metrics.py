@@ -71,6 +71,9 @@ class ControllerMetrics(Collector):
         yield _counter(
             "placements", "Starts, stops and gaps decided.", "reason", one.reconciler.num_placed
         )
+        scaled = one.scaler.num_scaled if one.scaler else {}
+        help_text = "Changes of a version's number of replicas by load or expectation."
+        yield _counter("scalings", help_text, "code", scaled)
         conflicts = {"placement": one.reconciler.num_conflicts}
         yield _counter("command_conflicts", "Plans made in vain.", "stream", conflicts)
         yield _gauge(

@@ -38,6 +38,7 @@ async def _run(settings: ControllerSettings, host: str, port: int, port_file: Pa
         Sealing(bootstrap.sealer(), bootstrap.seal_store(), bootstrap.sealed_logs()),
         bootstrap.usage(),
         bootstrap.upkeep(),
+        bootstrap.demand_watch(),
     )
     probes = probes_of(controller)
     bound = await probes.start(host, port)

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 from django.conf import settings
+from django.db.models import Count, Q, Sum
+from django.db.models.functions import Coalesce
 
 from controlplane import bootstrap
 from controlplane.adapters.access.keys import last_uses
@@ -42,6 +44,7 @@ from controlplane.entrypoints.rest.sources import (
 from controlplane.projections.base import Row
 from controlplane.projections.catalog import Alias, Model, Version
 from controlplane.projections.decisions import Decision, DecisionAbout
+from controlplane.projections.demand import Forecast, Preload, Scaling
 from controlplane.projections.fleet import Node, Replica
 from controlplane.projections.routes import Route
 from controlplane.projections.tenants import ApiKey, Tenant
@@ -381,6 +384,50 @@ def decision(decision_id: str, upto: int) -> Found:
     known = found if found and found.position <= upto else None
     row = required(known, "decision", decision_id)
     return Found(_json(row), row.generation)
+
+
+# --- demand -----------------------------------------------------------------------------------
+def scalings(query: Json, upto: int) -> list[Json]:
+    return _newest(Scaling, ("version_id", "code"), query, upto)
+
+
+def forecasts(query: Json, upto: int) -> list[Json]:
+    return _newest(Forecast, (), query, upto)
+
+
+def preloads(query: Json, upto: int) -> list[Json]:
+    return _newest(Preload, ("version_id", "outcome"), query, upto)
+
+
+def scaling_before(version_id: str, position: int) -> Json | None:
+    """What last changed the version's number of replicas before ``position``."""
+    newest = scalings({"version_id": version_id, "limit": 1}, position)
+    return newest[0] if newest else None
+
+
+def preload_totals(query: Json, upto: int) -> Page:
+    """Added up by version, over all that was judged up to a position."""
+    equal = {"version_id": query["version_id"]} if "version_id" in query else {}
+    judged = model_of(Preload).objects.filter(position__lte=upto, **equal)
+    by_version = judged.values("version_id").order_by("version_id")
+    totals = by_version.annotate(
+        num_hits=Count("position", filter=Q(outcome="hit")),
+        num_wasted=Count("position", filter=Q(outcome="wasted")),
+        num_missed=Count("position", filter=Q(outcome="missed")),
+        ahead_s=Coalesce(Sum("ahead_s"), 0.0),
+        wasted_s=Sum("wasted_s"),
+    )
+    count, rows = page(list(totals), query)
+    return count, list(rows)
+
+
+def _newest(table: type[Row], filters: Iterable[str], query: Json, upto: int) -> list[Json]:
+    """Rows of a history, newest first, as of a position."""
+    last = min(upto, query["before"] - 1) if "before" in query else upto
+    equal = {name: query[name] for name in filters if name in query}
+    found = model_of(table).objects.filter(position__lte=last, **equal)
+    newest = found.order_by("-position").values()[: query["limit"]]
+    return [_json(row_of(table, values)) for values in newest]
 
 
 # --- helpers ----------------------------------------------------------------------------------

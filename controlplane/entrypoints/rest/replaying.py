@@ -29,7 +29,8 @@ def replayed(decision_id: str, upto: int) -> dict[str, Any]:
 
 
 def explained(source: Source, replica_id: str, upto: int) -> reading.Found:
-    """The replica, the decision that last wanted it so, what that says of it, and its replay."""
+    """The replica, the decision that last wanted it so, what that says of it, its replay, and what
+    last changed the number of replicas that the decision was to place."""
     row = reading.required(source.get(Replica, replica_id), "replica", replica_id)
     decision = reading.decision(row.decision_id, upto)
     about = [
@@ -49,6 +50,7 @@ def explained(source: Source, replica_id: str, upto: int) -> reading.Found:
         "decided_at": decision.body["at"],
         "decision_position": decision.body["position"],
         "changes": about,
+        "scaling": reading.scaling_before(row.version_id, decision.body["position"]),
         "replay": _json(replay_at(decision.body["position"])),
     }
     return reading.Found(body, row.generation)

@@ -5,6 +5,7 @@ from django.urls import URLPattern, path
 from controlplane.entrypoints.rest.views import (
     audit,
     catalog,
+    demand,
     fleet,
     keys,
     proof,
@@ -56,6 +57,10 @@ urlpatterns: list[URLPattern] = [
     path("decisions/", fleet.Decisions.as_view()),
     path("decisions/<str:decision_id>/", fleet.Decision.as_view()),
     path("decisions/<str:decision_id>/replay/", fleet.DecisionReplay.as_view()),
+    path("scalings/", demand.Scalings.as_view()),
+    path("forecasts/", demand.Forecasts.as_view()),
+    path("preloads/", demand.Preloads.as_view()),
+    path("preloads/totals/", demand.PreloadTotals.as_view()),
     path("audit/", audit.Audit.as_view()),
     path("events/", audit.Events.as_view()),
     path("events/<int:position>/undo/", audit.EventUndo.as_view()),

@@ -6,6 +6,7 @@ import type { LogEvent } from "./types";
 const BY_CATEGORY: Record<string, string[]> = {
   node: ["nodes", "placements", "models"],
   placement: ["placements", "decisions", "nodes", "models"],
+  scaling: ["scalings", "preloads"],
   model: ["models", "routes"],
   route: ["routes"],
   tenant: ["tenants"],

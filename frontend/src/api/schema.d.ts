@@ -202,6 +202,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/forecasts/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["forecasts_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/models/": {
         parameters: {
             query?: never;
@@ -474,6 +490,38 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/preloads/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["preloads_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/preloads/totals/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["preloads_totals"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/requests/": {
         parameters: {
             query?: never;
@@ -598,6 +646,22 @@ export interface paths {
         put: operations["routes_change"];
         post?: never;
         delete: operations["routes_delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/scalings/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["scalings_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -1131,6 +1195,12 @@ export interface components {
             limit: string;
             period: components["schemas"]["PeriodEnum"];
         };
+        Came: {
+            version_id: string;
+            /** Format: double */
+            expected: number;
+            num_requests: number;
+        };
         Candidate: {
             node_id: string;
             device_index: number;
@@ -1180,6 +1250,19 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Checkpoint"][];
         };
+        /**
+         * @description * `woken` - woken
+         *     * `queue` - queue
+         *     * `kv_pressure` - kv_pressure
+         *     * `ttft` - ttft
+         *     * `slack` - slack
+         *     * `idle` - idle
+         *     * `preload` - preload
+         *     * `preload_over` - preload_over
+         *     * `displaced` - displaced
+         * @enum {string}
+         */
+        CodeEnum: "woken" | "queue" | "kv_pressure" | "ttft" | "slack" | "idle" | "preload" | "preload_over" | "displaced";
         /** @description A request body: an object with known fields only. */
         Colocation: {
             labels?: string[];
@@ -1274,6 +1357,12 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Event"][];
         };
+        Expected: {
+            version_id: string;
+            /** Format: double */
+            num_requests: number;
+            method: components["schemas"]["MethodEnum"];
+        };
         /** @description Why a replica is where it is, and whether that can be computed again. */
         Explanation: {
             replica_id: string;
@@ -1287,6 +1376,8 @@ export interface components {
             decided_at: number;
             decision_position: number;
             changes: components["schemas"]["Change"][];
+            /** @description What last changed the version's number of replicas; null: its minimum holds. */
+            scaling: components["schemas"]["Scaling"] | null;
             replay: components["schemas"]["Replay"];
         };
         ExportFile: {
@@ -1330,6 +1421,21 @@ export interface components {
             record_id: string;
             check: string;
             detail: string;
+        };
+        /** @description ``came``: what the forecast before this one had expected, and what came. */
+        Forecast: {
+            position: number;
+            /** Format: double */
+            at: number;
+            /** Format: double */
+            until: number;
+            expected: components["schemas"]["Expected"][];
+            came: components["schemas"]["Came"][];
+        };
+        ForecastPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Forecast"][];
         };
         /** @description RFC 6962 audit path: from ``SHA-256(0x00 || record)`` to the root. */
         Inclusion: {
@@ -1467,6 +1573,13 @@ export interface components {
             parts: components["schemas"]["ExportPart"][];
             files: components["schemas"]["ExportFile"][];
         };
+        /**
+         * @description * `arima` - arima
+         *     * `averages` - averages
+         *     * `daytime` - daytime
+         * @enum {string}
+         */
+        MethodEnum: "arima" | "averages" | "daytime";
         Model: {
             name: string;
             default_version: string | null;
@@ -1540,6 +1653,58 @@ export interface components {
          * @enum {string}
          */
         PolicyEnum: "continuous" | "static" | "prefill-first";
+        /** @description What became of a load ahead; ``missed``: a request had to wake the model. */
+        Preload: {
+            position: number;
+            version_id: string;
+            /** Format: double */
+            at: number;
+            outcome: components["schemas"]["PreloadOutcomeEnum"];
+            /**
+             * Format: double
+             * @description Null for what was missed.
+             */
+            loaded_at: number | null;
+            num_requests: number;
+            /**
+             * Format: double
+             * @description Before the first request.
+             */
+            ahead_s: number | null;
+            /**
+             * Format: double
+             * @description Resident for nothing.
+             */
+            wasted_s: number;
+        };
+        /**
+         * @description * `hit` - hit
+         *     * `wasted` - wasted
+         *     * `missed` - missed
+         * @enum {string}
+         */
+        PreloadOutcomeEnum: "hit" | "wasted" | "missed";
+        PreloadPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Preload"][];
+        };
+        PreloadTotal: {
+            version_id: string;
+            num_hits: number;
+            num_wasted: number;
+            num_missed: number;
+            /** Format: double */
+            ahead_s: number;
+            /** Format: double */
+            wasted_s: number;
+        };
+        PreloadTotalPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["PreloadTotal"][];
+            count: number;
+        };
         /** @description Of a million tokens, as decimal texts. */
         Price: {
             /** @description Of the prompt. */
@@ -1593,6 +1758,11 @@ export interface components {
          * @enum {string}
          */
         QuantizationEnum: "none" | "bf16" | "int8" | "int8-weight-only" | "awq-int4";
+        Reading: {
+            name: string;
+            /** Format: double */
+            value: number;
+        };
         /** @description An order that says no more than why; empty if it does not. */
         ReasonOrderRequest: {
             /** @default  */
@@ -1822,6 +1992,28 @@ export interface components {
             reason?: string;
             min_replicas: number;
             max_replicas: number;
+        };
+        /** @description One change of a version's number of replicas; ``readings`` are what it was made from. */
+        Scaling: {
+            position: number;
+            version_id: string;
+            /** Format: double */
+            at: number;
+            before: number;
+            after: number;
+            code: components["schemas"]["CodeEnum"];
+            reason: string;
+            readings: components["schemas"]["Reading"][];
+            /**
+             * Format: double
+             * @description When a load ahead is judged; else 0.
+             */
+            until: number;
+        };
+        ScalingPage: {
+            next: string | null;
+            previous: string | null;
+            results: components["schemas"]["Scaling"][];
         };
         /**
          * @description * `tenant` - tenant
@@ -2667,6 +2859,40 @@ export interface operations {
             };
         };
     };
+    forecasts_list: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                before?: number;
+                limit?: number;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ForecastPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     models_list: {
         parameters: {
             query?: {
@@ -3462,6 +3688,82 @@ export interface operations {
             };
         };
     };
+    preloads_list: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                before?: number;
+                limit?: number;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+                /**
+                 * @description * `hit` - hit
+                 *     * `wasted` - wasted
+                 *     * `missed` - missed
+                 */
+                outcome?: "hit" | "wasted" | "missed";
+                version_id?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PreloadPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    preloads_totals: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                limit?: number;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+                offset?: number;
+                version_id?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PreloadTotalPage"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     requests_list: {
         parameters: {
             query?: {
@@ -3875,6 +4177,53 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    scalings_list: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                before?: number;
+                /**
+                 * @description * `woken` - woken
+                 *     * `queue` - queue
+                 *     * `kv_pressure` - kv_pressure
+                 *     * `ttft` - ttft
+                 *     * `slack` - slack
+                 *     * `idle` - idle
+                 *     * `preload` - preload
+                 *     * `preload_over` - preload_over
+                 *     * `displaced` - displaced
+                 */
+                code?: "woken" | "queue" | "kv_pressure" | "ttft" | "slack" | "idle" | "preload" | "preload_over" | "displaced";
+                limit?: number;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+                version_id?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScalingPage"];
                 };
             };
             "4XX": {

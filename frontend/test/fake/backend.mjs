@@ -124,6 +124,8 @@ export class FakeBackend {
     if (kind === "decisions" && sub === "replay") return ok(this.replay(found()));
     if (kind === "decisions" && id) return ok(found());
     if (kind === "decisions") return this.page(this.state.decisions, query, "before");
+    if (kind === "scalings") return this.page(this.state.scalings, query, "before");
+    if (kind === "preloads") return this.list(this.state.preloadTotals);
     if (kind === "placements") {
       return this.list(this.state.nodes.flatMap((node) => node.replicas));
     }

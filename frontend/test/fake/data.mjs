@@ -366,6 +366,29 @@ export function newState() {
       globex: [],
     },
     decisions: decisions(),
+    scalings: [
+      {
+        position: 27,
+        version_id: "smollm2@v2",
+        at: T0 + 3400,
+        before: 0,
+        after: 1,
+        code: "woken",
+        reason: "2 requests came for it, and it is scaled to zero.",
+        readings: [{ name: "num_open", value: 2 }],
+        until: 0,
+      },
+    ],
+    preloadTotals: [
+      {
+        version_id: "smollm2@v2",
+        num_hits: 3,
+        num_wasted: 1,
+        num_missed: 1,
+        ahead_s: 62.5,
+        wasted_s: 300,
+      },
+    ],
     audit: audit(),
     checkpoints: [
       {

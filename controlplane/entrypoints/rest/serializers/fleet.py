@@ -6,6 +6,7 @@ from rest_framework import serializers
 
 from controlplane.entrypoints.rest.fields import Choice, Text, limit_field, position_field
 from controlplane.entrypoints.rest.serializers.common import ListQuery, ReadQuery
+from controlplane.entrypoints.rest.serializers.demand import ScalingSerializer
 
 NODE_STATUSES = ("ready", "suspect", "lost")
 
@@ -169,6 +170,10 @@ class ExplanationSerializer(serializers.Serializer[Any]):
     decided_at = serializers.FloatField()
     decision_position = serializers.IntegerField()
     changes = ChangeSerializer(many=True)
+    scaling = ScalingSerializer(
+        allow_null=True,
+        help_text="What last changed the version's number of replicas; null: its minimum holds.",
+    )
     replay = ReplaySerializer()
 
 

@@ -61,8 +61,15 @@ class ApiView(APIView):
         query = query_of(request, serializer)
         source, position = self.source(query)
         count, results = find(source, query)
-        body = {"count": count, **_links(request, query, count), "results": results}
+        body = counted_page(request, query, count, results)
         return Response(body, headers={"X-Log-Position": str(position)})
+
+
+def counted_page(
+    request: Request, query: dict[str, Any], count: int, results: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A page by limit and offset, of ``count`` in all."""
+    return {"count": count, **_links(request, query, count), "results": results}
 
 
 def _links(request: Request, query: dict[str, Any], count: int) -> dict[str, str | None]:

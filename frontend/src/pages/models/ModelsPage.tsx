@@ -3,7 +3,7 @@ import { IconPlus, IconSearch } from "@tabler/icons-react";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
 import { modelsQuery } from "@/api/models";
-import { useMayWrite } from "@/api/session";
+import { sessionQuery, useMayWrite } from "@/api/session";
 import type { Model } from "@/api/types";
 import { Async } from "@/ui/Async";
 import { type Column, DataTable } from "@/ui/DataTable";
@@ -13,6 +13,7 @@ import { Page } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
 import { Time } from "@/ui/Time";
+import { DemandSections } from "./DemandSections";
 import { RegisterModelModal } from "./RegisterModelModal";
 import { liveVersions, replicaCounts, worstStatus } from "./replicas";
 
@@ -22,6 +23,7 @@ export function ModelsPage() {
   const { register, q } = route.useSearch();
   const navigate = route.useNavigate();
   const writable = useMayWrite("model");
+  const fleet = !useQuery(sessionQuery).data?.tenant_id; // a tenant sees no decisions
   const open = (value: true | undefined) => navigate({ search: { q, register: value } });
   const filter = (value: string) => navigate({ search: { q: value || undefined }, replace: true });
   const actions = (
@@ -47,6 +49,7 @@ export function ModelsPage() {
       actions={actions}
     >
       <ModelList filter={q ?? ""} />
+      {fleet && <DemandSections />}
       <RegisterModelModal opened={register === true} onClose={() => open(undefined)} />
     </Page>
   );
