@@ -14,7 +14,7 @@ from controlplane.application.capture import EncryptedText
 from controlplane.application.ports import AuditUnavailable, Intent
 from controlplane.domain import money
 from controlplane.domain.money import Price
-from tests.contracts.ledgers import AT, PRICE, an_end, an_intent, query, sqlite_settings
+from tests.contracts.ledgers import AT, PRICE, NoNodes, an_end, an_intent, query, sqlite_settings
 
 
 async def test_an_admitted_request_has_its_intent_on_record(
@@ -177,7 +177,7 @@ class ManualClock:
 
 
 def a_reaper(store: LedgerStore, gateway: str, clock: ManualClock, *live: str) -> Reaper:
-    return Reaper(store, gateway, "host-a", clock, lambda: live)
+    return Reaper(store, gateway, "host-a", clock, lambda: live, NoNodes())
 
 
 async def _end_of(alias: str, intent: Intent) -> tuple[Any, ...]:
