@@ -375,9 +375,7 @@ def unseen(fleet: Fleet, seen: list[Seen]) -> int:
         "SELECT request_id, num_output_tokens FROM ledger_request WHERE outcome = 'unknown'"
     )
     billed = dict(found)
-    return sum(
-        billed[one.request_id] - one.num_tokens for one in seen if one.request_id in billed
-    )
+    return sum(billed[one.request_id] - one.num_tokens for one in seen if one.request_id in billed)
 
 
 def closed_by(fleet: Fleet) -> dict[str, int]:

@@ -3,7 +3,7 @@
 A gateway proves that it lives by adding one to its ``beat`` every few seconds. The reaper of every
 gateway remembers when it last saw each beat change, on its own monotonic clock: no wall clock is
 compared with another, so a clock that jumps kills nobody. Then the nodes are asked to end what the
-dead gateway had asked for, and what it came to (``application.orphans``). An example, silence 15 s::
+dead gateway had asked for, and what it came to (``application.orphans``). With a silence of 15 s::
 
     t=0   sees a at beat 7          t=5   a at 8: alive            t=10  a at 8
     t=20  a at 8, unchanged for 15 s: dead. n1 answers for a's r1 and r2, n2 not at all; r1 is
