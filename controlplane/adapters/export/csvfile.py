@@ -14,7 +14,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from controlplane.application.exports import Row, row_fields, shapes_of, widened
+from controlplane.application.exports import Row, row_fields, shapes_of, widening
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
@@ -47,10 +47,10 @@ class Csv:
             shape = self._shapes.get(tuple(next(lines, ())))
             if shape is None:
                 raise ValueError("the header is another one")
+            widen = widening(self._log, shape)
             readers = [self._reader(kind) for _, kind in row_fields(self._log, shape)]
             for cells in lines:
-                row = tuple(f(cell) for f, cell in zip(readers, cells, strict=True))
-                yield widened(row, self._log, shape)
+                yield widen(tuple([f(cell) for f, cell in zip(readers, cells, strict=True)]))
         except csv.Error as error:
             raise ValueError(str(error)) from error
         finally:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from controlplane.application.exports import Row, row_fields, shapes_of, widened
+from controlplane.application.exports import Row, row_fields, shapes_of, widening
 
 _TYPES: dict[str, Any] = {
     "int": int,
@@ -49,17 +49,18 @@ class Jsonl:
         return b""
 
     def read(self, content: BinaryIO) -> Iterator[Row]:
-        astuple, shape, decode = msgspec.structs.astuple, "", None
+        astuple, decode = msgspec.structs.astuple, None
         for line in content:
             try:
                 if decode is None:
                     shape, decode = self._decoder(line)
+                    widen = widening(self._log, shape)
                 values = astuple(decode(line))
             except (msgspec.MsgspecError, UnicodeError) as error:
                 raise ValueError(str(error)) from error
             if self._json:
                 values = self._plain(values)
-            yield widened(values, self._log, shape)
+            yield widen(values)
 
     def _decoder(self, line: bytes) -> tuple[str, Callable[[bytes], Any]]:
         """For a file that begins with ``line``: what was the newest shape when it was written."""
