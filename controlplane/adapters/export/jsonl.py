@@ -49,8 +49,16 @@ class Jsonl:
         return b""
 
     def read(self, content: BinaryIO) -> Iterator[Row]:
+        row_of = self.reader()
+        return (row_of(line) for line in content)
+
+    def reader(self) -> Callable[[bytes], Row]:
+        """Gives the row of each line of one file, the first one first; raises ValueError."""
         astuple, decode = msgspec.structs.astuple, None
-        for line in content:
+        widen: Callable[[Row], Row] = _same
+
+        def row_of(line: bytes) -> Row:
+            nonlocal decode, widen
             try:
                 if decode is None:
                     shape, decode = self._decoder(line)
@@ -58,9 +66,9 @@ class Jsonl:
                 values = astuple(decode(line))
             except (msgspec.MsgspecError, UnicodeError) as error:
                 raise ValueError(str(error)) from error
-            if self._json:
-                values = self._plain(values)
-            yield widen(values)
+            return widen(self._plain(values) if self._json else values)
+
+        return row_of
 
     def _decoder(self, line: bytes) -> tuple[str, Callable[[bytes], Any]]:
         """For a file that begins with ``line``: what was the newest shape when it was written."""
@@ -84,3 +92,7 @@ class Jsonl:
         for at in self._json:
             plain[at] = bytes(plain[at])
         return tuple(plain)
+
+
+def _same(row: Row) -> Row:
+    return row
