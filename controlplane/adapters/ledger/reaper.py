@@ -58,7 +58,7 @@ class Reaper:
         return await self.reap_host()
 
     async def register(self) -> None:
-        """From now on the others know that this gateway lives."""
+        """Call every few seconds: the others know by it that this gateway lives."""
         row = (self.gateway, self.host, os.getpid())
         await self.store.writer.submit(lambda cursor, sql: cursor.execute(sql.beat, row))
 
@@ -67,8 +67,13 @@ class Reaper:
         return await self._reap(lambda row, _: row[1] == self.host and not _alive(row[2]))
 
     async def beat(self) -> int:
-        """Call every few seconds: prove life, and reap who has been silent; how many closed."""
+        """``register`` and ``reap``, one after the other."""
         await self.register()
+        return await self.reap()
+
+    async def reap(self) -> int:
+        """Call every few seconds: close what the silent and the forgotten left; how many. Beside
+        ``register``, since slow nodes may hold this up for longer than a gateway may be silent."""
         closed = await self._reap(self._silent)
         async with self._lock:
             return closed + await self._reap_forgotten()
@@ -82,9 +87,10 @@ class Reaper:
     async def _reap(self, is_dead: Callable[[Any, float], bool]) -> int:
         async with self._lock:
             orphans = await self._find(is_dead)
-            closed = 0
-            for gateway in {one.gateway for one in orphans}:
-                closed += await self._close([one for one in orphans if one.gateway == gateway])
+            by_gateway: dict[str, list[Orphan]] = {}
+            for one in orphans:
+                by_gateway.setdefault(one.gateway, []).append(one)
+            closed = sum(await asyncio.gather(*map(self._close, by_gateway.values())))
             theirs = {self.gateway, *(one.gateway for one in orphans)}
             self._asked = {name: at for name, at in self._asked.items() if name in theirs}
         passing("reap.closed")

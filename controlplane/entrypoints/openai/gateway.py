@@ -125,7 +125,8 @@ class Gateway:
         for seconds, duty in (
             (SWEEP_S, self._sweep),
             (PROGRESS_S, self._note_progress),
-            (BEAT_S, self._beat),
+            (BEAT_S, self.reaper.register),
+            (BEAT_S, self._reap),
             (NODE_BEAT_S, self.transport.beat),  # apart from all that waits for the database
             (LAST_USE_S, self.keys.write_last_use),
             (RENEW_S, self._renew_limits),
@@ -246,8 +247,8 @@ class Gateway:
     async def _note_progress(self) -> None:
         await self._ledger.progress(self.serving.progress())
 
-    async def _beat(self) -> None:
-        _say(await self.reaper.beat())
+    async def _reap(self) -> None:
+        _say(await self.reaper.reap())
 
     async def _reap_first(self) -> None:
         """Beside the serving of new requests: nodes are asked, and one of them may be slow."""
