@@ -1,12 +1,15 @@
 """The only place that chooses adapters: builds each process from its parts."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from controlplane.adapters.access import text_keys
 from controlplane.adapters.access.issuers import read_issuers
@@ -40,6 +43,7 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.notes import PublicKey, Signer
 from controlplane.application.ports import Clock, EventStore, StoreUnavailable
+from controlplane.application.proving import Finding
 from controlplane.application.records import LOGS, REQUESTS
 from controlplane.application.retain import MAX_SEGMENTS, Retention, Upkeep
 from controlplane.application.seal import EventRecords, Sealer
@@ -104,14 +108,38 @@ def check_store(keys: Sequence[PublicKey] = (), elsewhere: Copies | None = None)
     ``elsewhere``: more copies of checkpoints than the files beside the data."""
     trusted = [signer().public, *keys]
     copies = {"the file beside the data": checkpoint_files().notes, **(elsewhere or {})}
-    return check_everything(
-        sealed_logs(),
-        seal_store(),
-        trusted,
-        copies,
-        unreadable=(StoreUnavailable, DatabaseError, UnicodeError),
-        also=[text_findings, usage_findings, file_findings],
-    )
+    with _beside(text_findings, usage_findings, file_findings) as also:
+        return check_everything(
+            sealed_logs(),
+            seal_store(),
+            trusted,
+            copies,
+            unreadable=(StoreUnavailable, DatabaseError, UnicodeError),
+            also=also,
+        )
+
+
+@contextmanager
+def _beside(*checks: Callable[[], Iterator[Finding]]) -> Iterator[list[Callable[[], Any]]]:
+    """Begin them now, on a thread of their own: the database does all of their work, and the
+    other half of a check is Python's. Each of the results waits for its own."""
+    pool = ThreadPoolExecutor(1, "beside")
+    try:
+        begun = [pool.submit(_with_own_connections, check) for check in checks]
+        yield [partial(_findings, one) for one in begun]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _with_own_connections(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    try:
+        return list(check())
+    finally:
+        connections.close_all()  # of this thread
+
+
+def _findings(begun: "Future[list[Finding]]") -> Iterator[Finding]:
+    return iter(begun.result())
 
 
 def sealer(successor: Signer | None = None) -> Sealer:

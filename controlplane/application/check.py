@@ -16,6 +16,7 @@ is appended meanwhile is left to the next check: the head is read first.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 from controlplane.application.notes import PublicKey
@@ -147,7 +148,7 @@ class _Check:
             self._raise(before + 1, "", "checkpoint", f"filed under size {size}")
         if archive:
             self._archives[archive_named(checkpoint, str(archive), self._chain.keys)] = None
-            for row in self._rows(before, size, checkpoint.record):
+            for row in chain.from_iterable(self._rows(before, size, checkpoint.record)):
                 columns = row[0] if self._records.log == EVENTS else row
                 self._raise(columns[0], "", "position", "inserted: its segment is archived")
             self._proof.sealed(checkpoint, self._archived(before, size))
@@ -164,11 +165,10 @@ class _Check:
         skipped = after % WIDTH
         return leaves[skipped : skipped + upto - after]
 
-    def _rows(self, after: int, upto: int, shape: str) -> Iterator[Any]:
-        """Everything stored in ``(after, upto]``; a gap does not end it."""
+    def _rows(self, after: int, upto: int, shape: str) -> Iterator[Sequence[Any]]:
+        """Everything stored in ``(after, upto]``, in batches; a gap does not end it."""
         while after < upto:
-            rows = self._read(after, min(upto, after + _BATCH), shape)
-            yield from rows
+            yield self._read(after, min(upto, after + _BATCH), shape)
             after = min(upto, after + _BATCH)
 
     def _read(self, after: int, upto: int, shape: str) -> Sequence[Any]:

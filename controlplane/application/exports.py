@@ -32,6 +32,7 @@ from controlplane.application.records import (
     belongs,
     fields_of,
     leaf_function,
+    leaves_function,
     names,
 )
 
@@ -207,10 +208,10 @@ def _number(shape: str) -> int:
 _BLANKS: Mapping[str, Any] = {"int": 0, "text": ""}
 
 
-def widened(row: Row, log: str, shape: str) -> Row:
-    """A row that was written when ``shape`` was the newest, with the columns that came later."""
-    later = fields_of(NEWEST[log])[len(fields_of(shape)) :]
-    return (*row[:-1], *(_BLANKS[kind] for _, kind in later), row[-1]) if later else row
+def widening(log: str, shape: str) -> Callable[[Row], Row]:
+    """Gives a row that was written when ``shape`` was the newest the columns that came later."""
+    later = tuple(_BLANKS[kind] for _, kind in fields_of(NEWEST[log])[len(fields_of(shape)) :])
+    return (lambda row: (*row[:-1], *later, row[-1])) if later else (lambda row: row)
 
 
 class RowMaker:
@@ -219,6 +220,7 @@ class RowMaker:
     def __init__(self, log: str) -> None:
         self.log, self._newest = log, names(NEWEST[log])
         self._leaves: dict[str, Callable[[Any], bytes]] = {}
+        self._all_leaves: dict[str, Callable[[Any], list[bytes]]] = {}
         self._picks: dict[str, Sequence[int]] = {}
         self._width = len(self._newest)
 
@@ -235,6 +237,12 @@ class RowMaker:
         if shape != NEWEST[self.log]:
             columns = [columns[at] for at in self._picks[shape]]
         return self._leaves[shape](tuple(columns))
+
+    def leaves(self, shape: str, rows: Sequence[Row]) -> list[bytes]:
+        """Of many rows, all of the newest ``shape``; what ``leaf`` raises, for one of them."""
+        if shape not in self._all_leaves:
+            self._all_leaves[shape] = leaves_function(shape)
+        return self._all_leaves[shape]([row[POSITION : POSITION + self._width] for row in rows])
 
     def columns(self, row: Row) -> Row:
         return row[POSITION : POSITION + self._width]
@@ -256,8 +264,8 @@ def read_attempts(content: bytes) -> dict[int, str]:
     Numbers are read as their fields have them: JSON writes the float 200.0 as such.
     """
     try:
-        lines: list[tuple[int, list[Any]]] = msgspec.json.Decoder(
-            tuple[int, list[Any]]
+        lines: list[tuple[int, list[list[Any]]]] = msgspec.json.Decoder(
+            tuple[int, list[list[Any]]]
         ).decode_lines(content)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ValueError(str(error)) from error

@@ -60,6 +60,7 @@ FAILPOINTS = (
     "seal.stored",
     "seal.copied",
     "reap.found",
+    "reap.answered",
     "reap.forgotten",
     "reap.closed",
     # a tenant's text is erased: the event, then the key

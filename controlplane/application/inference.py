@@ -50,6 +50,7 @@ class Order(msgspec.Struct, frozen=True):
     cache_salt: bytes
     attempt: int
     weight: float = 1.0
+    record_id: str = ""  # the request that this is one of several choices of
 
 
 class Delta(Protocol):

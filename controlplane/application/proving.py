@@ -12,7 +12,7 @@ checkpoint's copy outside the database names an end that was cut off together wi
 Where nothing stored says which record it was, the segment of at most 1,000 is named.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,13 @@ from controlplane.application.chain import GENESIS, link
 from controlplane.application.checkpoint import Checkpoint
 from controlplane.application.notes import NoteError, PublicKey, note_hash, parse_note
 from controlplane.application.ports import Head
-from controlplane.application.records import EVENTS, belongs, leaf_function, record_id
+from controlplane.application.records import (
+    EVENTS,
+    belongs,
+    leaf_function,
+    leaves_function,
+    record_id,
+)
 from controlplane.application.seal import Sealed
 from controlplane.application.tiles import HASH_BYTES, WIDTH, ReadTile, Tile, TiledTree
 
@@ -119,17 +125,19 @@ class NoteChain:
 class LogProof:
     """One log, fed in order: a checkpoint with its records, and at last what is not sealed yet.
 
-    ``read_tile`` gives the stored tree, which tells which record of a segment is wrong.
+    ``read_tile`` gives the stored tree, which tells which record of a segment is wrong. Rows come
+    in batches: one whose leaves cannot be computed at once is gone through row by row, which names
+    the row.
     """
 
     def __init__(self, log: str, read_tile: ReadTile) -> None:
         self.log, self.tree = log, TiledTree()
         self._read_tile, self._chain = read_tile, GENESIS
 
-    def segment(self, checkpoint: Checkpoint, rows: Iterable[Any]) -> int:
+    def segment(self, checkpoint: Checkpoint, batches: Iterable[Sequence[Any]]) -> int:
         """Records up to the checkpoint; raises Damaged. How many there were."""
         first = self.tree.size
-        leaves = list(self._leaves(checkpoint.record, rows, checkpoint.size))
+        leaves = list(self._leaves(checkpoint.record, batches, checkpoint.size))
         if first + len(leaves) < checkpoint.size:
             position = first + len(leaves) + 1
             detail = f"missing, though sealed: the checkpoint covers {checkpoint.size}"
@@ -150,9 +158,9 @@ class LogProof:
             self._chain = Head(checkpoint.size, checkpoint.chain)  # its rows are in an archive
         self._compare_full(tiles)
 
-    def tail(self, shape: str, rows: Iterable[Any], head: Head) -> int:
+    def tail(self, shape: str, batches: Iterable[Sequence[Any]], head: Head) -> int:
         """What is not sealed yet, up to the head row; raises Damaged. How many there were."""
-        count = sum(1 for _ in self._leaves(shape, rows, head.position))
+        count = sum(1 for _ in self._leaves(shape, batches, head.position))
         reached = self.tree.size + count
         if reached != head.position:
             detail = f"missing: the head is at {head.position}"
@@ -166,8 +174,36 @@ class LogProof:
         for place, content in sorted(self.tree.partial().items()):
             self._compare(place, content)
 
-    def _leaves(self, shape: str, rows: Iterable[Any], upto: int) -> Iterator[bytes]:
-        leaf, position = leaf_function(shape), self.tree.size
+    def _leaves(self, shape: str, batches: Iterable[Sequence[Any]], upto: int) -> Iterator[bytes]:
+        all_at_once, position = leaves_function(shape), self.tree.size
+        for rows in batches:
+            last = position + len(rows)
+            found = self._at_once(all_at_once, rows, position) if last <= upto else None
+            yield from self._one_by_one(shape, rows, position, upto) if found is None else found
+            position = last
+
+    def _at_once(
+        self, leaves: Callable[[Sequence[Any]], list[bytes]], rows: Sequence[Any], position: int
+    ) -> list[bytes] | None:
+        """None if there is something wrong with one of the rows."""
+        is_chained, chain = self.log == EVENTS, self._chain
+        columns = [row for row, _ in rows] if is_chained else rows
+        if [row[0] for row in columns] != list(range(position + 1, position + 1 + len(rows))):
+            return None
+        try:
+            found = leaves(columns)
+            if is_chained:
+                for row, stored in rows:
+                    self._link(row, stored)
+        except (TypeError, ValueError, UnicodeError, Damaged):
+            self._chain = chain
+            return None
+        return found
+
+    def _one_by_one(
+        self, shape: str, rows: Sequence[Any], position: int, upto: int
+    ) -> Iterator[bytes]:
+        leaf = leaf_function(shape)
         for row in rows:
             position += 1
             columns, stored = row if self.log == EVENTS else (row, None)

@@ -19,7 +19,7 @@ its attempts, computed from their rows whenever the record is read, so it costs 
     [["req-9f…",0,1,"n1","r1","error","node_lost",0,0,null,1700000000.1,200.0],["req-9f…",0,2,…]]
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from types import NoneType
 from typing import Any, ClassVar
@@ -110,7 +110,7 @@ ATTEMPT_FIELDS: tuple[Field, ...] = (
 NEWEST: Mapping[str, str] = {EVENTS: "event/1", REQUESTS: "request/3"}
 _SHAPES = {EVENTS: "event/", REQUESTS: "request/"}
 
-_encode = msgspec.json.Encoder().encode
+_encode, _encode_lines = msgspec.json.Encoder().encode, msgspec.json.Encoder().encode_lines
 
 
 class UnknownShape(Exception):
@@ -156,10 +156,19 @@ class _Kinds:
         """Raises TypeError naming the field."""
         types = tuple(map(type, columns))
         if types not in self._good:
-            for (name, kind), found in zip(self._fields, types, strict=True):
-                if found not in self._TYPES[kind]:
-                    raise TypeError(f"{name} is {found.__name__}, not {kind}")
+            self._refuse(types)
             self._good.add(types)
+
+    def check_all(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Raises TypeError naming a field of one of them."""
+        for types in {tuple(map(type, row)) for row in rows} - self._good:
+            self._refuse(types)
+            self._good.add(types)
+
+    def _refuse(self, types: tuple[type, ...]) -> None:
+        for (name, kind), found in zip(self._fields, types, strict=True):
+            if found not in self._TYPES[kind]:
+                raise TypeError(f"{name} is {found.__name__}, not {kind}")
 
 
 _event_kinds = _Kinds(EVENT_FIELDS)
@@ -187,6 +196,32 @@ def request_leaf(shape: str) -> Callable[[Sequence[Any]], bytes]:
     return leaf
 
 
+def leaves_function(shape: str) -> Callable[[Sequence[Any]], list[bytes]]:
+    """As ``leaf_function``, of many records at once, which costs each of them half as much."""
+    if shape.startswith("event/"):
+        return event_leaves
+    prefix, check = b"\x00" + shape.encode() + b"\n", _Kinds(fields_of(shape)).check_all
+
+    def leaves(rows: Sequence[Any]) -> list[bytes]:
+        check(rows)
+        return [sha256(prefix + line).digest() for line in _lines(rows)]
+
+    return leaves
+
+
+def event_leaves(rows: Sequence[Columns]) -> list[bytes]:
+    """Leaf hashes of events of shape ``event/1``."""
+    _event_kinds.check_all(rows)
+    headers = _lines([columns[:5] + columns[6:12] for columns in rows])
+    pairs = zip(headers, rows, strict=True)
+    return [sha256(b"\x00event/1\n%b\n%b" % (head, row[5])).digest() for head, row in pairs]
+
+
+def _lines(rows: Sequence[Any]) -> list[bytes]:
+    """Each row's JSON. JSON escapes newlines, so that none lies within a row."""
+    return _encode_lines(rows).split(b"\n")[:-1]
+
+
 _attempt_kinds = _Kinds(ATTEMPT_FIELDS)
 
 
@@ -203,6 +238,25 @@ def attempts_hash(rows: Sequence[Sequence[Any]]) -> str:
     except TypeError as error:
         return f"an attempt's {error}"
     return sha256(b"attempts/1\n" + _encode(rows)).hexdigest()
+
+
+def attempts_hashes(rows: Sequence[Sequence[Any]]) -> dict[Any, str]:
+    """``attempts_hash`` of each request by position, from rows in order that begin with it."""
+    found: dict[Any, list[Any]] = {}
+    try:
+        attempts = [row[1:] for row in rows]
+        _attempt_kinds.check_all(attempts)
+        for row, line in zip(rows, _lines(attempts), strict=True):
+            found.setdefault(row[0], []).append(line)
+    except TypeError:  # of one of them; which one is found out one by one
+        found.clear()
+        for row in rows:
+            found.setdefault(row[0], []).append(row[1:])
+        return {position: attempts_hash(tries) for position, tries in found.items()}
+    return {
+        position: sha256(b"attempts/1\n[%b]" % b",".join(lines)).hexdigest()
+        for position, lines in found.items()
+    }
 
 
 def leaf_function(shape: str) -> Callable[[Any], bytes]:

@@ -176,6 +176,7 @@ class Serving:
             job.cache_salt,
             part.attempt,
             job.weight,
+            "" if part.request_id == job.request_id else job.request_id,
         )
         self.num_local[target.replica_id] += 1
         try:

@@ -12,8 +12,9 @@ the last one of a level is replaced by a longer one. After Go's tlog, whose tile
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 
-from controlplane.application.merkle import Frontier, ProofError, node_hash
+from controlplane.application.merkle import Frontier, ProofError
 
 HEIGHT = 8
 WIDTH = 1 << HEIGHT
@@ -91,10 +92,11 @@ def grow(
 
 def _fold(hashes: bytes, height: int) -> bytes:
     """The root over 2 ** ``height`` hashes."""
-    row = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
-    for _ in range(height):
-        row = [node_hash(*pair) for pair in zip(row[::2], row[1::2], strict=True)]
-    return row[0]
+    pair = 2 * HASH_BYTES
+    for _ in range(height):  # as ``node_hash``, of two that already lie side by side
+        pairs = range(0, len(hashes), pair)
+        hashes = b"".join([sha256(b"\x01" + hashes[at : at + pair]).digest() for at in pairs])
+    return hashes
 
 
 def nodes_in(read: ReadTile) -> Callable[[int, int], bytes]:

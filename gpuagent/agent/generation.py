@@ -33,6 +33,10 @@ class Generation:
     attempt: int
     num_prompt_tokens: int
     started_at: float
+    record_id: str = ""  # the request on record; "": its own id
+    num_cached_tokens: int = 0
+    queue_ms: float | None = None
+    ended_at: float = 0.0
     last_at: float = 0.0
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     text: bytearray = field(default_factory=bytearray)
@@ -52,6 +56,9 @@ class Generation:
         self.ends.append(len(self.text))
         if delta.logprobs:
             self.logprobs.extend(delta.logprobs)
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        if delta.token_ids and self.queue_ms is None:
+            self.queue_ms = delta.queue_ms
         if delta.finish_reason:
             self.terminal = delta
 
@@ -66,6 +73,7 @@ class Generation:
             error_code=code,
             error_message=message,
             num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_output_tokens=len(self.token_ids),
         )
 

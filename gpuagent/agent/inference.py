@@ -17,6 +17,8 @@ cancelled. Time without a bus does not count::
 
     lease 10 s;  t=0 generate   t=2 heartbeat   gateway killed   t=12 cancelled
 
+What it had produced is then asked for by another gateway, which closes the records (``tallies``).
+
 A replica's queue is bounded, and no tenant can fill it alone: one may hold up to ``QUEUE_SHARE``
 times the places that are left (Choudhury and Hahne's dynamic thresholds). With 1024 places::
 
@@ -37,12 +39,14 @@ import msgspec
 
 from gpuagent.agent.generation import Generation
 from gpuagent.agent.metrics import Served
+from gpuagent.agent.tallies import Tallies
 from gpuagent.wire import codec, subjects
-from gpuagent.wire.messages import Cancel, Delta, Frame, Generate, Resend
+from gpuagent.wire.messages import Cancel, Close, Closed, Delta, Frame, Generate, Resend
 
 RETENTION_S = 60.0
 RESEND_GRACE_S = 1.0  # a resend may overtake the generate it is about
 RESEND_BYTES = 512 * 1024
+COUNTS_AT_ONCE = 1000
 MAX_EARLY = 10_000
 QUEUE_SHARE = 4
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
@@ -85,6 +89,7 @@ class Inference:
         self._clock = clock
         self._max_queue = max_queue
         self._known: dict[str, Generation] = {}
+        self._tallies = Tallies(clock)
         self._active: Counter[str] = Counter()  # unfinished generations by replica
         self._held: Counter[tuple[str, bytes]] = Counter()  # the same by replica and tenant
         self._ended: deque[tuple[float, Generation]] = deque()
@@ -133,18 +138,26 @@ class Inference:
             started_at=now,
             lease_s=request.lease_s,
             tenant=request.cache_salt,
+            record_id=request.record_id,
         )
+        self._tallies.open(generation)
         self._heard[request.gateway] = now
         self._known[request.request_id] = generation
         self._active[request.replica_id] += 1
         self._held[request.replica_id, request.cache_salt] += 1
-        if self._early_cancels.pop(f"{request.gateway} {request.request_id}", None) is not None:
+        if self._is_unwanted(request):
             await self._end([generation], "cancelled")
         elif refusal := self._refusal(request):
             await self._end([generation], "error", *refusal)
         else:
             generation.served = self.served.setdefault(request.replica_id, Served())
             self._engines.add(request)
+
+    def _is_unwanted(self, request: Generate) -> bool:
+        """Cancelled, or its record closed, before it came."""
+        key = f"{request.gateway} {request.request_id}"
+        is_cancelled = self._early_cancels.pop(key, None) is not None
+        return is_cancelled or self._tallies.is_closed(request.record_id or request.request_id)
 
     def _refusal(self, request: Generate) -> tuple[str, str] | None:
         """(code, message) of why this generation cannot start."""
@@ -216,6 +229,47 @@ class Inference:
                 due = self._clock() + RESEND_GRACE_S
                 self._late_resends.append((due, message.gateway, request_id, max(index, 0)))
         await self._send_packed(message.gateway, deltas)
+
+    async def close(self, payload: bytes) -> None:
+        """End what a lost gateway asked for under some records, and answer what it produced.
+
+        A worker ends a generation a step later, so whoever asks does so until all have ended.
+        """
+        try:
+            message = codec.decode(payload, Close)
+        except codec.WireError:
+            self.counts["malformed"] += 1
+            return
+        if not SUBJECT_TOKEN.fullmatch(message.asker):
+            self.counts["refused_names"] += 1
+            return
+        self.counts["closings"] += 1
+        for record_id in message.record_ids:
+            self._tallies.close(record_id)
+            for generation in self._tallies.running(message.gateway, record_id):
+                self._engines.cancel(generation.replica_id, generation.request_id)
+        await self._answer_closing(message)
+
+    async def _answer_closing(self, message: Close) -> None:
+        some = [self._tallies.counts(message.gateway, one) for one in message.record_ids]
+        counts = [one for counted in some for one in counted]
+        for start in range(0, max(len(counts), 1), COUNTS_AT_ONCE):
+            end = start + COUNTS_AT_ONCE
+            answer = Closed(
+                node_id=self._node_id,
+                number=message.number,
+                generations=tuple(counts[start:end]),
+                more=end < len(counts),
+            )
+            await self._publish_counted(
+                subjects.closed(message.asker, self._node_id), codec.encode(answer)
+            )
+
+    async def _publish_counted(self, subject: str, payload: bytes) -> None:
+        try:
+            await self._publish(subject, payload)
+        except OSError:
+            self.counts["frames_unsent"] += 1
 
     # --- leases -----------------------------------------------------------------------------
     def _hear(self, gateway: str) -> None:
@@ -304,6 +358,7 @@ class Inference:
         if self._active[generation.replica_id] <= 0:
             del self._active[generation.replica_id]
         assert generation.terminal is not None
+        generation.ended_at = now
         if generation.served:
             self.finished[generation.replica_id, generation.terminal.finish_reason] += 1
             generation.served.end_to_end.observe(now - generation.started_at)
@@ -316,10 +371,7 @@ class Inference:
         self._spoke[gateway] = self._clock()
         frame = Frame(self._node_id, self._boot_id, self._seq[gateway], tuple(deltas))
         self.counts["frames"] += 1
-        try:
-            await self._publish(subjects.frames(gateway, self._node_id), codec.encode(frame))
-        except OSError:
-            self.counts["frames_unsent"] += 1
+        await self._publish_counted(subjects.frames(gateway, self._node_id), codec.encode(frame))
 
     async def _send_packed(self, gateway: str, deltas: Iterable[Delta]) -> None:
         """As many frames as their size demands."""
@@ -341,6 +393,7 @@ class Inference:
         now = self._clock()
         while self._ended and self._ended[0][0] <= now:
             self._forget(self._ended.popleft()[1])
+        self._tallies.forget_old()
         self._early_cancels = {k: due for k, due in self._early_cancels.items() if due > now}
         await self._answer_late(now)
         self._end_expired(now)
@@ -356,6 +409,7 @@ class Inference:
     def _forget(self, generation: Generation) -> None:
         if self._known.get(generation.request_id) is generation:
             del self._known[generation.request_id]
+        self._tallies.shrink(generation)
 
     async def _answer_late(self, now: float) -> None:
         """Requests that are unknown still: their generate was lost, or another boot had them."""
@@ -393,4 +447,5 @@ def _is_addressable(request: Generate) -> bool:
         SUBJECT_TOKEN.fullmatch(request.gateway) is not None
         and SUBJECT_TOKEN.fullmatch(request.request_id) is not None
         and len(request.replica_id) <= MAX_ID_CHARS * 4
+        and len(request.record_id) <= MAX_ID_CHARS
     )

@@ -89,6 +89,7 @@ class Service:
         await bus.subscribe(f"$KV.{subjects.DESIRED_BUCKET}.{node_id}", self._hinted)
         await bus.subscribe(subjects.cancel(node_id), self._node.inference.cancel)
         await bus.subscribe(subjects.resend(node_id), self._node.inference.resend)
+        await bus.subscribe(subjects.close(node_id), self._node.inference.close)
         await bus.subscribe(subjects.generate(node_id), self._node.inference.generate)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_desired())

@@ -233,7 +233,8 @@ class Generate(Message, frozen=True, kw_only=True):
 
     ``lease_s``: the node ends the generation once it has heard nothing of the gateway for that
     many seconds; 0 (older gateways) means never. ``cache_salt`` is the tenant's, and tenants of one
-    class share by ``weight``: one with 4 gets four times the tokens of one with 1.
+    class share by ``weight``: one with 4 gets four times the tokens of one with 1. ``record_id``
+    is the request on record that this is one of several choices of; "": it is the only one.
     """
 
     request_id: str
@@ -246,6 +247,7 @@ class Generate(Message, frozen=True, kw_only=True):
     attempt: int = 1
     lease_s: float = 0.0
     weight: float = 1.0
+    record_id: str = ""
 
 
 class Cancel(Message, frozen=True, kw_only=True):
@@ -261,6 +263,52 @@ class Resend(Message, frozen=True, kw_only=True):
 
     gateway: str
     requests: dict[str, int]
+
+
+# --- a lost gateway's generations: another gateway -> node, and back -----------------------------
+
+
+class Close(Message, frozen=True, kw_only=True):
+    """End what ``gateway`` asked for under these records, take no more of it, and say what it was.
+
+    ``asker`` names itself as a gateway does; the answer carries its ``number``.
+    """
+
+    asker: str
+    number: int
+    gateway: str
+    record_ids: tuple[str, ...]
+
+
+class Produced(msgspec.Struct, frozen=True, array_like=True):
+    """One generation's counts; ``finish_reason`` is "" while it still runs.
+
+    ``age_s`` is the time since the node accepted it, ``ran_s`` the time from then to its end.
+    """
+
+    record_id: str
+    request_id: str
+    attempt: int
+    replica_id: str
+    num_output_tokens: int
+    num_cached_tokens: int
+    finish_reason: str
+    error_code: str
+    queue_ms: float | None
+    age_s: float
+    ran_s: float
+
+
+class Closed(Message, frozen=True, kw_only=True):
+    """All generations that the node knows of the records it was asked for; none: it knows none.
+
+    ``more``: the rest follows, in as many messages as its size demands.
+    """
+
+    node_id: str
+    number: int
+    generations: tuple[Produced, ...] = ()
+    more: bool = False
 
 
 # --- frames: node -> gateway, one message per engine step and gateway --------------------------

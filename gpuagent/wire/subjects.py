@@ -9,6 +9,8 @@ telemetry               ``engine.telemetry.<node>``     node -> all, every 2 s
 start a generation      ``engine.generate.<node>``      gateway -> node
 cancel                  ``engine.cancel.<node>``        gateway -> node
 resend after a gap      ``engine.resend.<node>``        gateway -> node
+end a lost gateway's    ``engine.close.<node>``         another gateway -> node
+what those produced     ``engine.closed.<gw>.<node>``   node -> that other gateway
 frames                  ``engine.frames.<gw>.<node>``   node -> gateway
 tokenizers              object store ``tokenizers``     node -> gateways, name = version id
 ======================  ==============================  ===========================================
@@ -35,6 +37,18 @@ def cancel(node_id: str) -> str:
 
 def resend(node_id: str) -> str:
     return f"engine.resend.{node_id}"
+
+
+def close(node_id: str) -> str:
+    return f"engine.close.{node_id}"
+
+
+def closed(gateway_id: str, node_id: str) -> str:
+    return f"engine.closed.{gateway_id}.{node_id}"
+
+
+def closed_of(gateway_id: str) -> str:
+    return f"engine.closed.{gateway_id}.*"
 
 
 def frames(gateway_id: str, node_id: str) -> str:

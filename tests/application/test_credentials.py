@@ -65,6 +65,8 @@ async def test_a_node_puts_a_tokenizer_of_several_chunks(nats: NatsServer) -> No
     [
         "engine.telemetry.n2",
         "engine.frames.gw1.n2",
+        "engine.closed.gw1.n2",
+        "engine.close.n1",
         "$KV.observed.n2",
         "$KV.desired.n1",
         "$KV.desired.n2",
@@ -100,8 +102,8 @@ async def test_a_node_may_not_publish_elsewhere(nats: NatsServer, subject: str) 
 
 @pytest.mark.parametrize(
     "subject",
-    [">", "engine.>", "engine.generate.n2", "engine.frames.>", "$KV.desired.*", "_INBOX.>",
-     "_INBOX_n2.>", "engine.telemetry.*", "$KV.observed.n2"],
+    [">", "engine.>", "engine.generate.n2", "engine.close.n2", "engine.frames.>", "$KV.desired.*",
+     "_INBOX.>", "_INBOX_n2.>", "engine.telemetry.*", "$KV.observed.n2"],
 )  # fmt: skip
 async def test_a_node_may_not_listen_elsewhere(nats: NatsServer, subject: str) -> None:  # noqa: F811
     async with node(nats, "n1") as n1:

@@ -13,6 +13,10 @@ medians of interleaved repeats. Parts:
                 over the bus, without a gateway. 256 streams can bring 12,800 tokens a second at
                 most (256 / 20 ms), so 13,400 is asked of 280; ``share_of_steps`` is the part of
                 what the steps allow.
+``guarantees``  the same requests, in turn, to this gateway and to one that neither authenticates
+                nor limits, reserves, writes the intent or settles (``unguarded``): what all of that
+                adds to a request's latency, p50 and p99: one after the other, some 150 a second
+                from eight clients that pause, and from 16 that do not (both gateways saturated)
 ``dashboards``  the steady load with and without 50 dashboards at 4 Hz
 ``model``       SmolLM2 on the torch engine, one request at a time, directly and through the gateway
 
@@ -60,7 +64,7 @@ from tests.benchmarks.http_load import (  # noqa: E402
     run,
     steady,
 )
-from tests.openai.stack import GIB, Stack  # noqa: E402
+from tests.openai.stack import GIB, GatewayProcess, Stack, until  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 QUESTION = "How many tokens a second?"
@@ -69,7 +73,9 @@ NUM_BURST = 256
 NUM_STEADY = 280
 LENGTHS = (50, 150)
 WARM_UP_S, STEADY_S, MOST_PAUSE_S = 3.0, 4.0, 2 * STEP_MS / 1000
-PARTS = ("rps", "stream", "dashboards", "model")
+PARTS = ("rps", "guarantees", "stream", "dashboards", "model")
+SLICES, SLICE_S = 8, 1.0
+LOADS = {"one": (1, 0.0), "paced": (8, 0.1), "full": (16, 0.0)}  # clients, their longest pause
 OPEN_TIER = {"requests_per_minute": 1e7, "tokens_per_minute": 1e11, "max_open": 4096}
 TIERS = json.dumps({"premium": OPEN_TIER})
 MODEL_CACHE = os.environ.get("ENGINE_MODEL_CACHE") or str(Path.home() / ".cache" / "engine-models")
@@ -108,6 +114,7 @@ class Ours:
         self.key = self.stack.add_tenant("bench", budget=2**50)
         self.stack.add_tenant("operators")
         self.replicas: dict[str, str] = {}
+        self._unguarded: GatewayProcess | None = None
         self.place("nodelay", simulated("nodelay", 0))
         self.place("stepped", simulated("stepped", STEP_MS))
 
@@ -119,6 +126,28 @@ class Ours:
     @property
     def port(self) -> int:
         return self.stack.gateway.port
+
+    def unguarded(self) -> GatewayProcess:
+        """Beside it, on the same bus and node; started when it is first asked for."""
+        if self._unguarded is None:
+            folder = DIRECTORY / "unguarded"
+            folder.mkdir()
+            environment = self.stack.environment | {"UNGUARDED_TENANT": "bench"}
+            self._unguarded = GatewayProcess(folder, environment)
+            self._unguarded.program = ("-m", "tests.benchmarks.unguarded")
+            self._unguarded.start()
+            self._until_it_answers(self._unguarded.port)
+        return self._unguarded
+
+    def _until_it_answers(self, port: int) -> None:
+        """It hears of the node with the next telemetry."""
+        request = self.request("nodelay", 1, stream=False)
+        until(lambda: not uvloop.run(run(port, request, 1, num_each=1)).num_errors)
+
+    def stop(self) -> None:
+        if self._unguarded is not None:
+            self._unguarded.stop()
+        self.stack.stop()
 
     def request(
         self, model: str, max_tokens: int, question: str = QUESTION, *, stream: bool = True
@@ -178,6 +207,22 @@ class Bench:
             for _ in range(count):
                 await bus.generate(self.ours.replicas["nodelay"], prompt, 1, result)
         return result
+
+    # --- what the guarantees cost -----------------------------------------------------------------
+    def guarantees(self) -> None:
+        """Slices of a second in turn, so that both meet the same noise."""
+        request = self.ours.request("nodelay", 1, stream=False)
+        ports = {"guarded": self.ours.port, "unguarded": self.ours.unguarded().port}
+        for load, (at_once, pause_s) in LOADS.items():
+            latency: dict[str, list[float]] = {name: [] for name in ports}
+            for number in range(2 * SLICES):
+                name = ("guarded", "unguarded")[number % 2]
+                asked = run(ports[name], request, at_once, seconds=SLICE_S, most_pause_s=pause_s)
+                result = uvloop.run(asked)
+                latency[name] += checked(result).latency
+            for name, seconds in latency.items():
+                self.note_times(f"{name}_latency_{load}", seconds)
+            self.note_added(f"guarantees_{load}", latency["guarded"], latency["unguarded"])
 
     # --- streams --------------------------------------------------------------------------------
     def stream(self) -> None:
@@ -320,7 +365,7 @@ def bench(*, with_litellm: bool) -> Iterator[Bench]:
     finally:
         if peer:
             peer.stop()
-        ours.stack.stop()
+        ours.stop()
         shutil.rmtree(DIRECTORY, ignore_errors=True)
 
 

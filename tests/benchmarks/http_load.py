@@ -185,8 +185,10 @@ async def run(
     seconds: float | None = None,
     num_each: int | None = None,
     is_stream: bool = False,
+    most_pause_s: float = 0.0,
 ) -> Result:
-    """Closed loop: every connection for ``seconds``, or ``num_each`` requests on each."""
+    """Closed loop: every connection for ``seconds``, or ``num_each`` requests on each; with random
+    pauses of up to ``most_pause_s`` in between."""
     loop, result = asyncio.get_running_loop(), Result()
     connections = [
         (
@@ -197,7 +199,8 @@ async def run(
         for _ in range(num_connections)
     ]
     began = time.perf_counter()
-    for connection in connections:
+    for number, connection in enumerate(connections):
+        connection.pauses = pauses(number, most_pause_s) if most_pause_s else None
         connection.until = began + seconds if seconds else float("inf")
         connection.remaining = num_each
         connection.begin()

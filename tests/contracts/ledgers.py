@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ import psycopg
 from django.db import connections
 
 from controlplane.adapters.readmodel.codec import Codec
+from controlplane.application.orphans import Answers
 from controlplane.application.ports import Intent, Terminal
 from controlplane.domain.budget import Budget
 from controlplane.domain.money import Price
@@ -22,6 +23,13 @@ POSTGRES = {"host": "127.0.0.1", "port": 5432, "user": "postgres", "dbname": "po
 DEFAULTS = {"ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "CONN_MAX_AGE": 0, "TIME_ZONE": None}
 AT = 1_700_000_000.0
 PRICE = Price(input=150_000, cached_input=75_000, output=600_000)
+
+
+class NoNodes:
+    """``orphans.Nodes`` of a fleet without one: all of them have answered."""
+
+    async def close(self, gateway: str, request_ids: Sequence[str]) -> Answers:
+        return Answers()
 
 
 def sqlite_settings(folder: Path) -> dict[str, Any]:

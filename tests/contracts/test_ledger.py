@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from django.db import connections
 from controlplane.adapters.ledger.reaper import Reaper
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.application.capture import EncryptedText
+from controlplane.application.orphans import Answers, Produced
 from controlplane.application.ports import AuditUnavailable, Intent
 from controlplane.domain import money
 from controlplane.domain.money import Price
-from tests.contracts.ledgers import AT, PRICE, an_end, an_intent, query, sqlite_settings
+from tests.contracts.ledgers import AT, PRICE, NoNodes, an_end, an_intent, query, sqlite_settings
 
 
 async def test_an_admitted_request_has_its_intent_on_record(
@@ -177,7 +179,7 @@ class ManualClock:
 
 
 def a_reaper(store: LedgerStore, gateway: str, clock: ManualClock, *live: str) -> Reaper:
-    return Reaper(store, gateway, "host-a", clock, lambda: live)
+    return Reaper(store, gateway, "host-a", clock, lambda: live, NoNodes())
 
 
 async def _end_of(alias: str, intent: Intent) -> tuple[Any, ...]:
@@ -267,6 +269,118 @@ async def test_a_request_its_own_gateway_forgot_is_closed_after_a_minute(
     assert await reaper.beat() == 1
     assert (await _end_of(alias, forgotten))[0] == "unknown"
     assert (await _end_of(alias, served))[0] == ""
+    await reaper.stop()
+
+
+class ToldFleet:
+    """``orphans.Nodes`` that answers as it is told, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers = Answers(is_complete=False)
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def close(self, gateway: str, request_ids: Sequence[str]) -> Answers:
+        self.asked.append((gateway, tuple(request_ids)))
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        return self.answers
+
+
+def produced(tokens: int) -> Produced:
+    return Produced("n1", -1, 1, "m.1", tokens, 0, "cancelled", "", None, 20.0, 4.0)
+
+
+async def _dies(ledger: LedgerStore, alias: str, gateway: str) -> tuple[Intent, Intent]:
+    """A gateway that is gone, and two requests that it had noted 7 tokens of."""
+    insert = "INSERT INTO ledger_gateway (gateway, host, pid, beat) VALUES (%s, %s, %s, 0)"
+    await query(alias, insert, gateway, "host-a", 2**22 - 3)
+    one, two = an_intent(gateway=gateway), an_intent(gateway=gateway)
+    for intent in (one, two):
+        await ledger.admit(intent)
+    await ledger.progress({one.request_id: 7, two.request_id: 7})
+    return one, two
+
+
+async def _code_of(alias: str, intent: Intent) -> str:
+    sql = "SELECT error_code FROM ledger_request WHERE request_id = %s"
+    return str((await query(alias, sql, intent.request_id))[0][0])
+
+
+async def test_the_nodes_counts_close_a_dead_gateways_requests(
+    ledger: LedgerStore, alias: str
+) -> None:
+    """What one node is sure of at once, the rest as noted once the others were silent too long."""
+    one, two = await _dies(ledger, alias, "gw-told")
+    clock, fleet = ManualClock(), ToldFleet()
+    fleet.answers = Answers({one.request_id: [produced(23)]}, is_complete=False)
+    reaper = Reaper(ledger, "gw-f", "host-a", clock, lambda: (), fleet)
+    assert await reaper.start() >= 1
+    assert await _end_of(alias, one) == ("unknown", 40, 23)
+    closed: list[int] = []
+    while not closed or not closed[-1]:
+        clock.time += 5
+        closed.append(await reaper.beat())
+    assert closed[:-1] == [0, 0, 0, 0]  # 25 s
+    assert await _end_of(alias, two) == ("unknown", 40, 7)
+    codes = [await _code_of(alias, one), await _code_of(alias, two)]
+    assert codes == ["gateway_lost", "gateway_lost_unconfirmed"]
+    asked = [set(ids) for gateway, ids in fleet.asked if gateway == "gw-told"]
+    assert asked == [{one.request_id, two.request_id}] + [{two.request_id}] * 5
+    known = "SELECT gateway FROM ledger_gateway WHERE gateway = 'gw-told'"
+    assert await query(alias, known) == []
+    tries = "SELECT node_id, num_output_tokens FROM ledger_attempt WHERE request_id = %s"
+    assert await query(alias, tries, one.request_id) == [("n1", 23)]
+    await reaper.stop()
+
+
+async def test_two_reapers_close_a_request_once(ledger: LedgerStore, alias: str) -> None:
+    """Both ask and both close, at the same time."""
+    one, two = await _dies(ledger, alias, "gw-twice")
+    fleet = ToldFleet()
+    fleet.answers = Answers({i.request_id: [produced(9)] for i in (one, two)})
+    names = ("gw-g", "gw-h")
+    reapers = [Reaper(ledger, n, "host-a", ManualClock(), lambda: (), fleet) for n in names]
+    assert sum(await asyncio.gather(*(one.start() for one in reapers))) == 2
+    assert await _end_of(alias, one) == await _end_of(alias, two) == ("unknown", 40, 9)
+    for reaper in reapers:
+        await reaper.stop()
+
+
+async def test_a_gateway_that_wakes_while_the_nodes_are_asked_keeps_its_requests(
+    ledger: LedgerStore, alias: str
+) -> None:
+    """It was only paused: its beat has moved, so it settles them itself, once."""
+    one, two = await _dies(ledger, alias, "gw-woken")
+    clock, fleet = ManualClock(), ToldFleet()
+    fleet.answers = Answers({one.request_id: [produced(23)]})
+    woken = Reaper(ledger, "gw-woken", "host-a", clock, lambda: (), fleet)
+    fleet.meanwhile = woken.register
+    reaper = Reaper(ledger, "gw-i", "host-a", clock, lambda: (), fleet)
+    assert await reaper.start() == 0
+    fleet.meanwhile = None
+    assert await reaper.beat() == 0
+    assert await ledger.settle(an_end(one, num_output_tokens=24)) is True
+    assert await _end_of(alias, one) == ("ok", 40, 24)
+    assert (await _end_of(alias, two))[0] == ""
+    assert await ledger.settle(an_end(two)) is True
+    await woken.stop()
+    await reaper.stop()
+
+
+async def test_a_gateway_that_settles_while_the_nodes_are_asked_wins(
+    ledger: LedgerStore, alias: str
+) -> None:
+    """The reaper finds nothing left to close, and usage counts the request once."""
+    one, two = await _dies(ledger, alias, "gw-quick")
+    fleet = ToldFleet()
+    fleet.answers = Answers({i.request_id: [produced(23)] for i in (one, two)})
+    fleet.meanwhile = lambda: ledger.settle(an_end(one, num_output_tokens=24))
+    reaper = Reaper(ledger, "gw-j", "host-a", ManualClock(), lambda: (), fleet)
+    assert await reaper.start() == 1
+    assert await _end_of(alias, one) == ("ok", 40, 24)
+    assert await _end_of(alias, two) == ("unknown", 40, 23)
+    assert await ledger.settle(an_end(two)) is False
     await reaper.stop()
 
 

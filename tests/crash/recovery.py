@@ -46,6 +46,7 @@ from controlplane.domain.placement import PlacementDecided
 from gpuagent.wire import subjects
 from gpuagent.wire.codec import decode
 from gpuagent.wire.messages import DesiredState
+from tests.contracts.ledgers import NoNodes
 from tests.crash.commands import BUDGETS, Order
 from tests.crash.places import Journal, Place, read_journal
 from tests.crash.workload import (
@@ -217,8 +218,8 @@ class Recovery:
     # --- requests -------------------------------------------------------------------------------
     async def _requests(self) -> list[str]:
         """Reap, settle once more what was settled, and ask for exactly what is left of budgets."""
-        ledger = LedgerStore()
-        reaper = Reaper(ledger, f"gw-recovery-{os.getpid()}", "here", self.clock, lambda: ())
+        ledger, name = LedgerStore(), f"gw-recovery-{os.getpid()}"
+        reaper = Reaper(ledger, name, "here", self.clock, lambda: (), NoNodes())
         await reaper.start()
         found = []
         for request_id in self.history.ended:

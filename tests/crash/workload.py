@@ -47,6 +47,7 @@ from controlplane.application.settle import Settler
 from controlplane.domain.errors import DomainError
 from controlplane.domain.money import Price
 from gpuagent.wire import subjects
+from tests.contracts.ledgers import NoNodes
 from tests.crash.commands import BUDGETS, DEVICES, Order, num_scene, orders
 from tests.crash.places import Journal, Place
 
@@ -135,7 +136,8 @@ class Worker:
         self.projector = Projector(self.store)
         self.gateway = gateway_of(plan.seed)
         self.live: dict[str, Intent] = {}
-        self.reaper = Reaper(self.ledger, self.gateway, "here", self.clock, lambda: set(self.live))
+        live = lambda: set(self.live)  # noqa: E731
+        self.reaper = Reaper(self.ledger, self.gateway, "here", self.clock, live, NoNodes())
         self.control: Control | None = None
         self._database = ThreadPoolExecutor(1)  # Django allows no queries in a running loop
         self._orders = iter(plan.orders)

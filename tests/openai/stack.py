@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ def until(check: Callable[[], object], seconds: float = 30.0, every: float = 0.0
 class GatewayProcess:
     """``manage.py run_gateway`` on a free port."""
 
+    program: Sequence[str] = (str(ROOT / "manage.py"), "run_gateway")
+
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         self._directory, self._environment = directory, dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,7 +79,7 @@ class GatewayProcess:
     def start(self) -> None:
         port_file = self._directory / "gateway.port"
         port_file.unlink(missing_ok=True)
-        command = [sys.executable, str(ROOT / "manage.py"), "run_gateway"]
+        command = [sys.executable, *self.program]
         options = ["--port", "0", "--port-file", str(port_file)]
         with (self._directory / "gateway.log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -125,6 +125,9 @@ TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
 DELTA = messages.Delta(
     "req-1", 3, (5, 6), "a b", "error", "engine_lost", "gone", 4, 2, 5, 1.5, (TOKEN_LOGPROB,)
 )
+PRODUCED = messages.Produced(
+    "req-1", "req-1-0", 2, "chat.1.g7.0", 40, 16, "error", "engine_lost", 1.5, 20.5, 3.5
+)
 SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
     REPLICA,
     messages.DesiredState(
@@ -175,9 +178,12 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         attempt=2,
         lease_s=10.0,
         weight=4.0,
+        record_id="req-0",
     ),
     messages.Cancel(gateway="gw1", request_ids=("req-1", "req-2")),
     messages.Resend(gateway="gw1", requests={"req-1": 4}),
+    messages.Close(asker="gw2", number=3, gateway="gw1", record_ids=("req-1", "req-2")),
+    messages.Closed(node_id="n1", number=3, generations=(PRODUCED,), more=True),
     messages.Frame("n1", "b1", 12, (DELTA,)),
     messages.TokenizerBundle(
         version_id="chat@1",

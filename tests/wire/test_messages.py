@@ -13,7 +13,7 @@ KINDS = {type(sample).__name__: type(sample) for sample in SAMPLES}
 
 def test_every_message_has_a_golden_sample() -> None:
     """Parts that travel only inside others are frozen with them."""
-    parts = {"Message", "Delta", "TokenLogprob", "TopLogprob"}
+    parts = {"Message", "Delta", "TokenLogprob", "TopLogprob", "Produced"}
     defined = {
         name
         for name, kind in vars(messages).items()
@@ -104,7 +104,10 @@ def test_each_subject_names_exactly_one_node() -> None:
         subjects.cancel("n1"),
         subjects.resend("n1"),
         subjects.frames("gw", "n1"),
+        subjects.close("n1"),
+        subjects.closed("gw", "n1"),
     ]
-    assert len(set(named)) == 5
+    assert len(set(named)) == 7
     assert all(subject.split(".")[-1] == "n1" for subject in named)
     assert subjects.frames_of("gw").startswith("engine.frames.gw.")
+    assert subjects.closed_of("gw").startswith("engine.closed.gw.")

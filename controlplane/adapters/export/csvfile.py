@@ -14,7 +14,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from controlplane.application.exports import Row, row_fields, shapes_of, widened
+from controlplane.application.exports import Row, row_fields, shapes_of, widening
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
@@ -47,10 +47,10 @@ class Csv:
             shape = self._shapes.get(tuple(next(lines, ())))
             if shape is None:
                 raise ValueError("the header is another one")
-            readers = [self._reader(kind) for _, kind in row_fields(self._log, shape)]
+            widen = widening(self._log, shape)
+            row_of = self._row_reader(shape)
             for cells in lines:
-                row = tuple(f(cell) for f, cell in zip(readers, cells, strict=True))
-                yield widened(row, self._log, shape)
+                yield widen(row_of(cells))
         except csv.Error as error:
             raise ValueError(str(error)) from error
         finally:
@@ -61,23 +61,36 @@ class Csv:
             return lambda value: value.decode()
         return self._defanged if kind.startswith("text") else _same
 
-    def _reader(self, kind: str) -> Callable[[str], Any]:
-        if kind == "text?":
-            return lambda cell: self._undone(cell) or None
-        kinds: dict[str, Callable[[str], Any]] = {
-            "int": int,
-            "float": float,
-            "float?": lambda cell: float(cell) if cell else None,
-            "text": self._undone,
-            "json": str.encode,
-        }
-        return kinds[kind]
+    def _row_reader(self, shape: str) -> Callable[[list[str]], Row]:
+        """Texts are looked at one by one only in a row that has a quote somewhere."""
+        kinds = [kind for _, kind in row_fields(self._log, shape)]
+        texts = [at for at, kind in enumerate(kinds) if kind.startswith("text")]
+        others = [(at, _READERS[kind]) for at, kind in enumerate(kinds) if kind != "text"]
+        width = len(kinds)
+
+        def row_of(cells: list[Any]) -> Row:
+            if len(cells) != width:
+                raise ValueError(f"a row has {len(cells)} cells, not {width}")
+            if self._safe and "'" in "".join(cells):
+                for at in texts:
+                    cells[at] = cells[at][1:] if cells[at].startswith("'") else cells[at]
+            for at, read in others:
+                cells[at] = read(cells[at])
+            return tuple(cells)
+
+        return row_of
 
     def _defanged(self, text: str | None) -> str | None:
         return f"'{text}" if self._safe and text and text.startswith(FORMULA_STARTS) else text
 
-    def _undone(self, cell: str) -> str:
-        return cell[1:] if self._safe and cell.startswith("'") else cell
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "float?": lambda cell: float(cell) if cell else None,
+    "text?": lambda cell: cell or None,
+    "json": str.encode,
+}
 
 
 def _same(value: Any) -> Any:

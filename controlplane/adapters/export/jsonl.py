@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from controlplane.application.exports import Row, row_fields, shapes_of, widened
+from controlplane.application.exports import Row, row_fields, shapes_of, widening
 
 _TYPES: dict[str, Any] = {
     "int": int,
@@ -49,17 +49,26 @@ class Jsonl:
         return b""
 
     def read(self, content: BinaryIO) -> Iterator[Row]:
-        astuple, shape, decode = msgspec.structs.astuple, "", None
-        for line in content:
+        row_of = self.reader()
+        return (row_of(line) for line in content)
+
+    def reader(self) -> Callable[[bytes], Row]:
+        """Gives the row of each line of one file, the first one first; raises ValueError."""
+        astuple, decode = msgspec.structs.astuple, None
+        widen: Callable[[Row], Row] = _same
+
+        def row_of(line: bytes) -> Row:
+            nonlocal decode, widen
             try:
                 if decode is None:
                     shape, decode = self._decoder(line)
+                    widen = widening(self._log, shape)
                 values = astuple(decode(line))
             except (msgspec.MsgspecError, UnicodeError) as error:
                 raise ValueError(str(error)) from error
-            if self._json:
-                values = self._plain(values)
-            yield widened(values, self._log, shape)
+            return widen(self._plain(values) if self._json else values)
+
+        return row_of
 
     def _decoder(self, line: bytes) -> tuple[str, Callable[[bytes], Any]]:
         """For a file that begins with ``line``: what was the newest shape when it was written."""
@@ -83,3 +92,7 @@ class Jsonl:
         for at in self._json:
             plain[at] = bytes(plain[at])
         return tuple(plain)
+
+
+def _same(row: Row) -> Row:
+    return row

@@ -58,12 +58,13 @@ class Ocsf:
 
     def read(self, content: BinaryIO) -> Iterator[Row]:
         """From ``raw_data``; raises ValueError for a line that is not what it maps to."""
+        row_of = self._raw.reader()
         for line in content:
             try:
                 raw = msgspec.json.decode(line, type=_Line).raw_data
             except (msgspec.MsgspecError, UnicodeError) as error:
                 raise ValueError(str(error)) from error
-            row = next(self._raw.read(iter([raw.encode()])))  # type: ignore[arg-type]
+            row = row_of(raw.encode())
             if self._line(row, raw) != line:
                 raise ValueError("its attributes are not those of its raw_data")
             yield row

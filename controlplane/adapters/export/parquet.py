@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from controlplane.application.exports import Row, row_fields, shapes_of, widened
+from controlplane.application.exports import Row, row_fields, shapes_of, widening
 from controlplane.application.records import NEWEST
 
 _TYPES = {
@@ -65,12 +65,12 @@ class Parquet:
     def read(self, content: BinaryIO) -> Iterator[Row]:
         try:
             file = pq.ParquetFile(content, page_checksum_verification=True)
-            shape = self._shape(file.schema_arrow)
+            widen = widening(self._log, self._shape(file.schema_arrow))
             for batch in file.iter_batches():
                 columns = [column.to_pylist() for column in batch.columns]
                 for at in self._json:
                     columns[at] = [text.encode() for text in columns[at]]
-                yield from (widened(row, self._log, shape) for row in zip(*columns, strict=True))
+                yield from map(widen, zip(*columns, strict=True))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(str(error)) from error
 

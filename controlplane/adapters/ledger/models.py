@@ -98,8 +98,8 @@ class Usage(models.Model):
 class Attempt(models.Model):
     """One try of one choice of a request on one replica, written with the terminal record.
 
-    Times are Unix seconds and milliseconds. A request whose gateway died has none: what its tries
-    did is known only there.
+    Times are Unix seconds and milliseconds. Of a request whose gateway died there are those that
+    the nodes still knew of.
     """
 
     request_id = models.CharField(max_length=64)

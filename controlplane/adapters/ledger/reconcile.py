@@ -43,7 +43,6 @@ _ROLLUP_SUMS = (
     f"COUNT(*), SUM(CASE WHEN outcome IN ({_FAILED}) THEN 1 ELSE 0 END), SUM(num_prompt_tokens),"
     f" SUM(num_cached_tokens), SUM(num_output_tokens), {_SPLIT}"
 )
-_USAGE_SUMS = f"COUNT(*), SUM(num_prompt_tokens), SUM(num_output_tokens), {_SPLIT}"
 _USAGE_NAMES = tuple(name for name in SUMS if name not in ("num_failed", "num_cached_tokens"))
 _HOUR = {"sqlite": "CAST(at / 3600 AS INTEGER)", "postgresql": "FLOOR(at / 3600)::bigint"}
 _MODEL = {
@@ -113,11 +112,18 @@ def _rollup_queries(vendor: str, position: int) -> tuple[str, str]:
 
 
 def _usage_queries(vendor: str) -> tuple[str, str]:
-    targets = (("tenant", "''"), ("key", "subject"), ("model", _MODEL[vendor]))
-    recounted = " UNION ALL ".join(
-        f"SELECT tenant_id, '{scope}', {target}, day, {_USAGE_SUMS} FROM ledger_request"
-        " WHERE outcome <> '' GROUP BY 1, 2, 3, 4"
-        for scope, target in targets
+    """The records are read once, for sums that are as fine as all three scopes together."""
+    fine = (
+        f"SELECT tenant_id, subject, {_MODEL[vendor]} AS model, day, COUNT(*) AS n,"
+        " SUM(num_prompt_tokens) AS prompt, SUM(num_output_tokens) AS output,"
+        " SUM(price / 1000000000) AS milli, SUM(price % 1000000000) AS pico"
+        " FROM ledger_request WHERE outcome <> '' GROUP BY 1, 2, 3, 4"
+    )
+    scopes = (("tenant", "''"), ("key", "subject"), ("model", "model"))
+    recounted = f"WITH fine AS MATERIALIZED ({fine}) " + " UNION ALL ".join(
+        f"SELECT tenant_id, '{scope}', {target}, day,"
+        " SUM(n), SUM(prompt), SUM(output), SUM(milli), SUM(pico) FROM fine GROUP BY 1, 2, 3, 4"
+        for scope, target in scopes
     )
     kept = f"SELECT tenant_id, scope, target, day, {', '.join(_USAGE_NAMES)} FROM ledger_usage"
     return recounted, kept

@@ -29,8 +29,8 @@ from controlplane.application.records import (
     ATTEMPT_FIELDS,
     NEWEST,
     REQUESTS,
-    attempts_hash,
-    leaf_function,
+    attempts_hashes,
+    leaves_function,
     names,
 )
 from controlplane.application.seal import Sealed
@@ -208,30 +208,33 @@ class RequestRecords:
             rows = cursor.fetchall()
         if not rows or len(stored) == len(names(shape)):
             return rows
-        tries = self.attempts(after, rows[-1][0])
-        return [(*row, attempts_hash(tries.get(row[0], ()))) for row in rows]
+        hashes = attempts_hashes(self._attempts(after, rows[-1][0]))
+        return [(*row, hashes.get(row[0], "")) for row in rows]
 
     def attempts(self, after: int, upto: int) -> dict[int, list[Any]]:
         """The attempts of the requests in ``(after, upto]`` by position, as a hash covers them."""
-        columns = ", ".join(name for name, _ in ATTEMPT_FIELDS)
         found: defaultdict[int, list[Any]] = defaultdict(list)
+        for position, *row in self._attempts(after, upto):
+            found[position].append(row)
+        return found
+
+    def _attempts(self, after: int, upto: int) -> list[Any]:
+        """Each with its request's position before it, in order."""
+        columns = ", ".join(name for name, _ in ATTEMPT_FIELDS)
         with connections[self._alias].cursor() as cursor:
             cursor.execute(
                 f"SELECT position, {columns} FROM ledger_attempt"
                 " WHERE position > %s AND position <= %s ORDER BY position, choice, attempt, id",
                 (after, upto),
             )
-            for position, *row in cursor.fetchall():
-                found[position].append(row)
-        return found
+            return list(cursor.fetchall())
 
     def leaves(self, previous: Checkpoint | None, rows: Sequence[Any]) -> tuple[list[bytes], bytes]:
         first = (previous.size if previous else 0) + 1
         for position, row in enumerate(rows, first):
             if row[0] != position:
                 raise IntegrityError(position, f"missing: the next one stored is {row[0]}")
-        leaf = leaf_function(NEWEST[REQUESTS])
-        return [leaf(row) for row in rows], b""
+        return leaves_function(NEWEST[REQUESTS])(rows), b""
 
 
 def _archive_of(row: CheckpointRow) -> str:

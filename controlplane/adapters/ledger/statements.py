@@ -228,7 +228,10 @@ def _records(d: _Dialect) -> dict[str, Any]:
 
 
 def _gateways(d: _Dialect) -> dict[str, Any]:
-    orphan = "SELECT request_id, progress_tokens, num_prompt_tokens, at FROM ledger_request"
+    orphan = (
+        "SELECT request_id, gateway, progress_tokens, num_prompt_tokens, max_output_tokens, at"
+        " FROM ledger_request"
+    )
     return {
         "beat": "INSERT INTO ledger_gateway (gateway, host, pid, beat)"
         f" VALUES ({d.mark}, {d.mark}, {d.mark}, 1)"

@@ -12,10 +12,10 @@ only. A claim is a JWT with algorithm ``ed25519-nkey``.
 What node ``n1`` may do, and nothing else (a claim that allows anything denies the rest):
 
 ==========  =======================================================================================
-publish     its telemetry, its frames, its observed state, tokenizer chunks, and the JetStream
-            calls that read its *own* desired state (the direct-get subject ends in the key)
-subscribe   its generate, cancel and resend subjects, its own desired key (a hint to look), and its
-            own inbox: the client must be opened with ``inbox_prefix=node_inbox(node_id)``
+publish     its telemetry, its frames, its closed counts, its observed state, tokenizer chunks, and
+            the JetStream calls that read its *own* desired state (the subject ends in the key)
+subscribe   its generate, cancel, resend and close subjects, its own desired key (a hint to look),
+            and its own inbox: the client must be opened with ``inbox_prefix=node_inbox(node_id)``
 ==========  =======================================================================================
 
 Nodes are in an **account of their own**. Of the engine's account it sees only what
@@ -66,9 +66,14 @@ STREAMS_OF_ENGINE = (
     subjects.generate("*"),
     subjects.cancel("*"),
     subjects.resend("*"),
+    subjects.close("*"),
     f"$KV.{subjects.DESIRED_BUCKET}.*",
 )
-STREAMS_OF_NODES = (subjects.telemetry("*"), subjects.frames("*", "*"))
+STREAMS_OF_NODES = (
+    subjects.telemetry("*"),
+    subjects.frames("*", "*"),
+    subjects.closed("*", "*"),
+)
 
 _NODE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # a '.' would be a second subject token
 
@@ -84,7 +89,9 @@ class Permissions:
 
 
 # Subjects that no node may use, its own name in them or not: how a gateway listens to all nodes.
-CONTROL_ONLY = frozenset({subjects.TELEMETRY_ALL, subjects.frames_of("gw")})
+CONTROL_ONLY = frozenset(
+    {subjects.TELEMETRY_ALL, subjects.frames_of("gw"), subjects.closed_of("gw")}
+)
 
 CONTROL_PERMISSIONS = Permissions((">",), (">",))
 
@@ -109,6 +116,7 @@ def node_permissions(node_id: str) -> Permissions:
         publish=(
             subjects.telemetry(node),
             subjects.frames("*", node),
+            subjects.closed("*", node),
             f"$KV.{subjects.OBSERVED_BUCKET}.{node}",
             f"$O.{subjects.TOKENIZER_BUCKET}.C.*",
             f"$O.{subjects.TOKENIZER_BUCKET}.M.*",
@@ -120,6 +128,7 @@ def node_permissions(node_id: str) -> Permissions:
             subjects.generate(node),
             subjects.cancel(node),
             subjects.resend(node),
+            subjects.close(node),
             own_key,
             f"{node_inbox(node)}.>",
         ),

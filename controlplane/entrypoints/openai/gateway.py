@@ -16,6 +16,7 @@ from controlplane.adapters.access.issuers import read_issuers
 from controlplane.adapters.access.jwt_tokens import JwtVerifier
 from controlplane.adapters.ledger.reaper import Reaper
 from controlplane.adapters.ledger.store import LedgerStore
+from controlplane.adapters.natsbus.closing import NodeClosing
 from controlplane.adapters.natsbus.connection import Bus, connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.natsbus.transport import Transport
@@ -118,14 +119,16 @@ class Gateway:
         )  # fmt: skip
         self._build(self.bus)
         await self.transport.start()
+        await self.closing.start()
         await NodeSubscriber(self.bus, self._on_load).start()
-        num_orphans = await self.reaper.start()
-        log.info("gateway started", gateway=self.name, position=self.live.position,
-                 orphans_closed=num_orphans)  # fmt: skip
+        await self.reaper.register()
+        log.info("gateway started", gateway=self.name, position=self.live.position)
+        self._tasks.append(asyncio.create_task(self._reap_first()))
         for seconds, duty in (
             (SWEEP_S, self._sweep),
             (PROGRESS_S, self._note_progress),
-            (BEAT_S, self._beat),
+            (BEAT_S, self.reaper.register),
+            (BEAT_S, self._reap),
             (NODE_BEAT_S, self.transport.beat),  # apart from all that waits for the database
             (LAST_USE_S, self.keys.write_last_use),
             (RENEW_S, self._renew_limits),
@@ -148,7 +151,10 @@ class Gateway:
             lose_node=self.transport.fail_node,
             hold_s=settings.hold_s,
         )
-        self.reaper = Reaper(self._ledger, self.name, self.host, self._clock, self.serving.live)
+        self.closing = NodeClosing(bus, self.name, self._nodes)
+        self.reaper = Reaper(
+            self._ledger, self.name, self.host, self._clock, self.serving.live, self.closing
+        )
         self.encoders = Encoders(self._tokenizer)
         self.metrics = GatewayMetrics(self._gauges)
         self.app = self._build_app(settings)
@@ -244,10 +250,20 @@ class Gateway:
     async def _note_progress(self) -> None:
         await self._ledger.progress(self.serving.progress())
 
-    async def _beat(self) -> None:
-        closed = await self.reaper.beat()
-        if closed:
-            log.warning("orphans closed", count=closed)
+    async def _reap(self) -> None:
+        _say(await self.reaper.reap())
+
+    async def _reap_first(self) -> None:
+        """Beside the serving of new requests: nodes are asked, and one of them may be slow."""
+        try:
+            _say(await self.reaper.reap_host())
+        except Exception as error:  # the next beats go on with it
+            log.warning("orphans left to the next beat", error=str(error))
+
+    def _nodes(self) -> Mapping[str, bool]:
+        """Those that may know of a generation, and whether an answer can be expected of them."""
+        known = self.state.nodes.items()
+        return {name: one.status != "lost" for name, one in known if one.status != "absent"}
 
     def _gauges(self) -> Gauges:
         return Gauges(
@@ -292,6 +308,11 @@ class Gateway:
             await self.limits.close()
         await self.bus.close(1.0)
         await self._ledger.close()
+
+
+def _say(num_closed: int) -> None:
+    if num_closed:
+        log.warning("orphans closed", count=num_closed)
 
 
 def _log_failure(task: "asyncio.Future[Any]") -> None:

@@ -78,6 +78,7 @@ class NatsGenerator:
             attempt=order.attempt,
             lease_s=LEASE_S,
             weight=order.weight,
+            record_id=order.record_id,
         )
         try:
             await self._transport.generate(node_id, message, sink)

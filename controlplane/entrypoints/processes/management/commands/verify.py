@@ -1,6 +1,9 @@
 """``manage.py verify``: every event and ended request against chain, seals and copies."""
 
 import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,18 @@ from controlplane.application.notes import NoteError, parse_keys
 from controlplane.application.ports import StoreUnavailable
 from controlplane.domain.policy import READ, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """A check makes no cycles, and looking for them is a tenth of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Command(DatabaseCommand):
@@ -28,7 +43,8 @@ class Command(DatabaseCommand):
             keys = parse_keys(options["key"].read_text()) if options["key"] else []
             on_bus = asyncio.run(bootstrap.checkpoints_on_bus()) if options["bus"] else {}
             elsewhere = {"the bus": on_bus.__getitem__} if on_bus else {}
-            checked = bootstrap.check_store(keys, elsewhere)
+            with _no_collector():
+                checked = bootstrap.check_store(keys, elsewhere)
         except (NoteError, OSError) as error:
             raise CommandError(f"The keys cannot be read: {error}") from error
         except BusUnavailable as error:
