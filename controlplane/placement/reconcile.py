@@ -19,7 +19,7 @@ longer each time. Only when that has failed ``LOCAL_RETRIES`` times in a row doe
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from controlplane.domain.placement import Assignment, Stopped
+from controlplane.domain.placement import Assignment, Stopped, shards_of
 from controlplane.placement.explain import bytes_text
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, NodeView, VersionView
 
@@ -28,12 +28,14 @@ LOCAL_RETRIES = 2
 
 @dataclass(slots=True)
 class Difference:
-    """``missing`` counts, by version id, the replicas to be placed."""
+    """``missing`` counts, by version id, the replicas to be placed. ``spare``: the version of those
+    ``leaving`` replicas that are only too many; they can stay should a kept one have to go."""
 
     kept: list[AssignedView] = field(default_factory=list)
     leaving: list[AssignedView] = field(default_factory=list)
     stopped: list[Stopped] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
+    spare: dict[str, str] = field(default_factory=dict)
 
 
 def difference(snapshot: FleetSnapshot) -> Difference:
@@ -71,22 +73,26 @@ def _must_stop(
 ) -> Stopped | None:
     """Why the replica cannot go on whatever else happens; None if it can."""
     placed = view.assignment
-    node = nodes.get(placed.node_id)
     if placed.version_id not in versions:
         return Stopped(placed, "retired", f"{placed.version_id} is retired.")
-    if node is None or node.status in ("lost", "absent"):
-        return Stopped(placed, "node_lost", f"Node {placed.node_id} is lost.")
-    if _last_device(placed, versions) not in {device.index for device in node.devices}:
-        return Stopped(
-            placed, "node_lost", f"Node {placed.node_id} has no device {placed.device_index} now."
-        )
+    for shard in shards_of(placed, versions[placed.version_id].spec.tensor_parallel):
+        node = nodes.get(shard.node_id)
+        if node is None or node.status in ("lost", "absent"):
+            return Stopped(placed, "node_lost", f"Node {shard.node_id} is lost.")
+        if shard.device_index not in {device.index for device in node.devices}:
+            reason = f"Node {shard.node_id} has no device {shard.device_index} now."
+            return Stopped(placed, "node_lost", reason)
     if view.state == "failed" and (placed.node_id, placed.version_id) not in restarting:
         return Stopped(placed, "failed", f"The replica failed on {placed.node_id}.")
     return None
 
 
-def _last_device(placed: Assignment, versions: dict[str, VersionView]) -> int:
-    return placed.device_index + versions[placed.version_id].spec.tensor_parallel - 1
+def _draining_node(
+    view: AssignedView, version: VersionView, nodes: dict[str, NodeView]
+) -> str | None:
+    """The first node of the replica that is draining."""
+    shards = shards_of(view.assignment, version.spec.tensor_parallel)
+    return next((one.node_id for one in shards if nodes[one.node_id].draining), None)
 
 
 def _count(
@@ -96,8 +102,8 @@ def _count(
     found: Difference,
 ) -> None:
     """Sort the version's replicas into kept, leaving and surplus, and count what is missing."""
-    leaving = [view for view in views if nodes[view.assignment.node_id].draining]
-    staying = [view for view in views if not nodes[view.assignment.node_id].draining]
+    leaving = [view for view in views if _draining_node(view, version, nodes)]
+    staying = [view for view in views if not _draining_node(view, version, nodes)]
     staying = _best_spread_first(staying)
     kept, surplus = staying[: version.num_replicas], staying[version.num_replicas :]
     found.kept += kept
@@ -106,12 +112,14 @@ def _count(
     for view in surplus:
         if view.state == "ready" and num_ready < len(kept):
             found.leaving.append(view)
+            found.spare[view.assignment.replica_id] = version.version_id
         else:
             reason = f"{version.version_id} should have {version.num_replicas} replicas."
             found.stopped.append(Stopped(view.assignment, "surplus", reason))
     for view in leaving:
         if num_ready >= version.num_replicas:
-            reason = f"Node {view.assignment.node_id} is draining, its replacement is ready."
+            node_id = _draining_node(view, version, nodes)
+            reason = f"Node {node_id} is draining, its replacement is ready."
             found.stopped.append(Stopped(view.assignment, "node_draining", reason))
         else:
             found.leaving.append(view)

@@ -16,6 +16,17 @@ class DeviceSerializer(serializers.Serializer[Any]):
     kind = serializers.CharField()
     name = serializers.CharField()
     memory_bytes = serializers.IntegerField()
+    link = serializers.CharField(
+        help_text="The symmetric interconnect that it shares with others of its node; empty: none."
+    )
+
+
+class HostSerializer(serializers.Serializer[Any]):
+    """What a node has beside its devices; 0: not known."""
+
+    cpu_milli = serializers.IntegerField(help_text="Thousandths of a core.")
+    memory_bytes = serializers.IntegerField()
+    fabric = serializers.CharField(help_text="The network that joins its devices to other nodes'.")
 
 
 class ReplicaSerializer(serializers.Serializer[Any]):
@@ -50,6 +61,7 @@ class NodeSerializer(serializers.Serializer[Any]):
     acked_generation = serializers.IntegerField()
     desired_generation = serializers.IntegerField(help_text="Of the last plan for this node.")
     devices = DeviceSerializer(many=True)
+    host = HostSerializer()
     replicas = ReplicaSerializer(many=True)
     joined_at = serializers.FloatField()
     last_seen = serializers.FloatField(help_text="Last transition in the log, not heartbeat.")
@@ -67,12 +79,20 @@ class PlacementQuery(ListQuery):
     state = Text(required=False)
 
 
+class ShardSerializer(serializers.Serializer[Any]):
+    node_id = serializers.CharField()
+    device_index = serializers.IntegerField()
+
+
 class AssignmentSerializer(serializers.Serializer[Any]):
     replica_id = serializers.CharField()
     version_id = serializers.CharField()
     node_id = serializers.CharField()
     device_index = serializers.IntegerField()
     memory_bytes = serializers.IntegerField()
+    shards = ShardSerializer(
+        many=True, help_text="All devices of a tensor-parallel group; empty: it takes one."
+    )
 
 
 class RejectionSerializer(serializers.Serializer[Any]):
@@ -97,8 +117,13 @@ class CandidateSerializer(serializers.Serializer[Any]):
 class StartedSerializer(serializers.Serializer[Any]):
     assignment = AssignmentSerializer()
     reason = serializers.CharField()
-    candidates = CandidateSerializer(many=True)
-    rejections = RejectionSerializer(many=True)
+    candidates = CandidateSerializer(many=True, help_text="The best ones.")
+    rejections = RejectionSerializer(many=True, help_text="Of a large fleet a few of each code.")
+    num_candidates = serializers.IntegerField()
+    ruled_out = serializers.ListField(
+        child=serializers.ListField(child=serializers.JSONField()),
+        help_text="Pairs: the code of a rule, and how many devices it excluded.",
+    )
 
 
 class StoppedSerializer(serializers.Serializer[Any]):
