@@ -32,7 +32,8 @@ import numpy as np
 
 from controlplane.placement.snapshot import DeviceView, Shape, VersionView, is_of_class
 
-MAX_SHAPES = 64  # of those that need several devices or a part of the host
+MAX_SHAPES = 96  # of those that need several devices or a part of the host
+PART = 32  # rows at a time, so that their arrays stay in the processor's cache
 MAX_WEIGHT = 2**14  # of all together: bytes times weights stay below 2^63
 Array = Any  # numpy arrays; their shapes are in the docstrings: R rows, W devices each, K shapes
 
@@ -102,20 +103,33 @@ class Typical:
         ``hosts``: before and after; ``alone`` is that of ``free``. Devices with less than ``size``
         have no meaning.
         """
-        left = free - size
-        lost = alone - self.alone(left, kind)
+        lost = alone - self.alone(free - size, kind)
         if not self.num_others:
             return lost
+        parts = [slice(first, first + PART) for first in range(0, len(free), PART)]
+        return lost + np.concatenate(
+            [
+                self._others_lost(
+                    free[part],
+                    kind[part],
+                    [Host(*(one[part] for one in host)) for host in hosts],
+                    size,
+                )
+                for part in parts
+            ]
+            or [np.zeros_like(lost)]
+        )
+
+    def _others_lost(self, free: Array, kind: Array, hosts: Sequence[Host], size: int) -> Array:
+        """The same of the shapes that are not simple."""
+        left = free - size
         fits, fit_left = self._fits(free, kind), self._fits(left, kind)
         held, num_fit = fits * free[:, :, None], fits.sum(1)
         usable = held.sum(1)
-        before = self._served(num_fit, usable, hosts[0])[:, None]
         usable_after = usable[:, None, :] - held + fit_left * left[:, :, None]
-        return (
-            lost
-            + before
-            - self._served(num_fit[:, None, :] - fits + fit_left, usable_after, hosts[1])
-        )
+        num_after = num_fit[:, None, :] - fits + fit_left
+        before = self._served(num_fit, usable, hosts[0])[:, None]
+        return before - self._served(num_after, usable_after, hosts[1])
 
     def lost_by_group(
         self, free: Array, kind: Array, hosts: tuple[Host, Host], taken: Array
@@ -150,9 +164,13 @@ def _is_simple(shape: Shape) -> bool:
 
 
 def _merged(wanted: dict[Shape, int]) -> dict[Shape, int]:
-    """At most ``MAX_SHAPES``: the rarest are counted with the next larger one of as many devices
-    (or left out, if there is none)."""
-    kept = sorted(wanted, key=lambda one: (-wanted[one], one))[:MAX_SHAPES]
+    """At most ``MAX_SHAPES``, those that want most memory together; the others are counted with the
+    next larger one of as many devices (or left out, if there is none)."""
+
+    def memory(one: Shape) -> int:
+        return wanted[one] * one.num_devices * one.shard_bytes
+
+    kept = sorted(wanted, key=lambda one: (-memory(one), one))[:MAX_SHAPES]
     merged = {one: wanted[one] for one in kept}
     for shape in sorted(wanted.keys() - merged.keys()):
         larger = [
