@@ -24,7 +24,8 @@ class Assignment(msgspec.Struct, frozen=True):
     """One replica on one device. ``replica_id`` names this placement and is never used again.
 
     ``shards`` are all devices of a tensor-parallel group, the one named here first. Groups placed
-    before there were any took neighbouring devices; see ``shards_of``.
+    before there were any took neighbouring devices; see ``shards_of``. ``replaces``: the replica
+    of the same version that leaves once this one is ready.
     """
 
     replica_id: ReplicaId
@@ -33,6 +34,7 @@ class Assignment(msgspec.Struct, frozen=True):
     device_index: int
     memory_bytes: int
     shards: tuple[Shard, ...] = ()
+    replaces: ReplicaId | None = None
 
 
 def shards_of(placed: Assignment, tensor_parallel: int) -> tuple[Shard, ...]:

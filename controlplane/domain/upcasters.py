@@ -38,7 +38,7 @@ def _with_counts(data: dict[str, Any]) -> dict[str, Any]:
     devices were neighbours. It was the first planner."""
 
     def placed(change: dict[str, Any]) -> dict[str, Any]:
-        return {**change, "assignment": {**change["assignment"], "shards": []}}
+        return {**change, "assignment": {**change["assignment"], "shards": [], "replaces": None}}
 
     inputs = data["inputs"]
     return {

@@ -1,9 +1,10 @@
 """What is against what should be: which replicas stay, go, leave soon, or are missing.
 
 This step moves nothing and looks at no free memory. A replica that may stay, stays: the only
-reasons to stop one are named in ``Stopped.code``. Replicas on a draining node are *leaving*: they
-are replaced first and stopped when as many others are ready as there should be. Worked example, two
-replicas of a are wanted and n1, which holds a.0, is draining::
+reasons to stop one are named in ``Stopped.code``. Replicas on a draining node, and those that an
+assignment ``replaces`` (``repack``), are *leaving*: they are replaced first and stopped when as
+many others are ready as there should be. Worked example, two replicas of a are wanted and n1, which
+holds a.0, is draining::
 
     a.0 ready on n1, a.1 ready on n2              keep a.1, a.0 is leaving, 1 missing
     a.2 started on n3, loading                    keep a.1 a.2, a.0 is leaving, 0 missing
@@ -17,6 +18,7 @@ longer each time. Only when that has failed ``LOCAL_RETRIES`` times in a row doe
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from controlplane.domain.placement import Assignment, Stopped, shards_of
@@ -87,12 +89,20 @@ def _must_stop(
     return None
 
 
-def _draining_node(
-    view: AssignedView, version: VersionView, nodes: dict[str, NodeView]
-) -> str | None:
-    """The first node of the replica that is draining."""
-    shards = shards_of(view.assignment, version.spec.tensor_parallel)
-    return next((one.node_id for one in shards if nodes[one.node_id].draining), None)
+def _why_leaving(
+    view: AssignedView,
+    version: VersionView,
+    nodes: dict[str, NodeView],
+    replaced: Collection[str | None],
+) -> tuple[str, str] | None:
+    """Why it stops once enough others are ready, as code and sentence; None if it stays."""
+    for shard in shards_of(view.assignment, version.spec.tensor_parallel):
+        if nodes[shard.node_id].draining:
+            reason = f"Node {shard.node_id} is draining, its replacement is ready."
+            return "node_draining", reason
+    if view.assignment.replica_id in replaced:
+        return "moved", f"It has moved from {view.assignment.node_id}, its replacement is ready."
+    return None
 
 
 def _count(
@@ -102,8 +112,9 @@ def _count(
     found: Difference,
 ) -> None:
     """Sort the version's replicas into kept, leaving and surplus, and count what is missing."""
-    leaving = [view for view in views if _draining_node(view, version, nodes)]
-    staying = [view for view in views if not _draining_node(view, version, nodes)]
+    replaced = {view.assignment.replaces for view in views}
+    leaving = [view for view in views if _why_leaving(view, version, nodes, replaced)]
+    staying = [view for view in views if view not in leaving]
     staying = _best_spread_first(staying)
     kept, surplus = staying[: version.num_replicas], staying[version.num_replicas :]
     found.kept += kept
@@ -118,9 +129,8 @@ def _count(
             found.stopped.append(Stopped(view.assignment, "surplus", reason))
     for view in leaving:
         if num_ready >= version.num_replicas:
-            node_id = _draining_node(view, version, nodes)
-            reason = f"Node {node_id} is draining, its replacement is ready."
-            found.stopped.append(Stopped(view.assignment, "node_draining", reason))
+            code, reason = _why_leaving(view, version, nodes, replaced) or ("", "")
+            found.stopped.append(Stopped(view.assignment, code, reason))
         else:
             found.leaving.append(view)
 

@@ -33,7 +33,11 @@ DEVICES = (node.DeviceInfo(0, "cuda", "NVIDIA H100", 80 * GIB, "nvlink0"),)
 HOST = node.HostInfo(96_000, 768 * GIB, "ib-east")
 ARMS = (route.Arm("a", V1, 0.75), route.Arm("b", VersionId("smollm2@v2"), 0.25))
 ASSIGNMENT = placement.Assignment(R1, V1, NODE, 0, 2 * GIB)
-GROUP = replace(ASSIGNMENT, shards=(placement.Shard(NODE, 0), placement.Shard(NodeId("n2"), 3)))
+GROUP = replace(
+    ASSIGNMENT,
+    shards=(placement.Shard(NODE, 0), placement.Shard(NodeId("n2"), 3)),
+    replaces=ReplicaId("smollm2.v1.g0.0"),
+)
 REJECTION = placement.Rejection(NodeId("n2"), 0, "no_memory", "needs 2 GiB, has 1 GiB")
 CANDIDATE = placement.Candidate(NODE, 0, 0.5, (placement.ScoreTerm("fit", 0.5),))
 
