@@ -1,8 +1,10 @@
 """Moves that were asked for are one ordinary decision, carried on by the very reconciler."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from controlplane import bootstrap
 from controlplane.adapters.packing import solve
@@ -88,3 +90,16 @@ def test_nothing_to_gain_is_no_decision(store: EventStore) -> None:
     made = repack.preview(life.state, PlanInputs(), solve, 4, life.clock.now())
     assert made.repack.moves == ()
     assert repack.start(made, bootstrap.command_handler(), CONTROLLER, life.clock.now()) is None
+
+
+def test_the_command_previews_and_starts(store: EventStore) -> None:
+    step(with_holes(store))
+    call_command("repack", "--moves", "4", stdout=(out := StringIO()))
+    assert "1 moves of 4.0 GiB: 1 of 1 missing replicas fit then" in out.getvalue()
+    assert "started" not in out.getvalue()
+    before = store.head().position
+    call_command("repack", "--apply", "--reason", "c fits nowhere", stdout=(out := StringIO()))
+    assert "started as decision dec-" in out.getvalue()
+    assert store.head().position == before + 1
+    with pytest.raises(CommandError, match="from 1 to 1000"):
+        call_command("repack", "--moves", "0")

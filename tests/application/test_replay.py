@@ -170,6 +170,9 @@ def test_the_command_says_equal_or_where_not(
     with pytest.raises(CommandError, match="decides otherwise"):
         call_command("replay_decision", "--all", stdout=(out := StringIO()))
     assert "started[0].candidates[0]" in out.getvalue()
+    monkeypatch.undo()
+    call_command("recompute_decision", last.decision_id, stdout=(out := StringIO()))
+    assert "equal, bit for bit" in out.getvalue()
     for wrong in ([], ["--all", "x"], ["nothing"]):
         with pytest.raises(CommandError):
             call_command("replay_decision", *wrong)
