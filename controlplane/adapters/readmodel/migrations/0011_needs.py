@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     """The rows are made again by the projections' new versions."""
 
-    dependencies = [("readmodel", "0009_text")]
+    dependencies = [("readmodel", "0010_demand")]
 
     operations = [
         migrations.AddField("version", "needs", models.JSONField(default=dict)),
