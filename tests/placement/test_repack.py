@@ -20,7 +20,7 @@ def repacked(snapshot: FleetSnapshot, max_moves: int = 8) -> tuple[Repack, Place
     gaps = [(gap.version_id, gap.num_missing) for gap in plan(snapshot, 2).unplaced]
     stated = problem(snapshot, gaps, max_moves)
     found = outcome(stated, solve(stated, 5.0))
-    return found, PlacementPlan(starts(stated, found, 2))
+    return found, PlacementPlan(starts(stated, found, 50))  # a generation of their own
 
 
 def test_the_worked_example() -> None:
