@@ -30,9 +30,10 @@ from controlplane.adapters.natsbus.connection import connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.private_files import kept_private
 from controlplane.adapters.readmodel.fleet_folding import FleetFolding
+from controlplane.adapters.readmodel.models import Decision
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.adapters.readmodel.timeline import RowsFolding, Timeline
-from controlplane.application import erase
+from controlplane.application import erase, repack
 from controlplane.application.archive import Archived, archive
 from controlplane.application.check import Checked, Copies, StoredLog, check_everything
 from controlplane.application.demand import DemandWatch, Forecaster
@@ -219,6 +220,19 @@ def timeline() -> Timeline[Folder]:
 def fleet_timeline() -> Timeline[FleetState]:
     """The planner's view of the fleet as of any position."""
     return Timeline(event_store(), FleetFolding())
+
+
+def repack_preview(max_moves: int, seconds: float) -> repack.Preview:
+    """What moving at most so many replicas would gain, for the log as it is now."""
+    from controlplane.adapters.packing import solve  # scipy takes its time to import
+
+    newest = Decision.objects.order_by("-position").values_list("position", flat=True).first()
+    store = event_store()
+    inputs = repack.newest_inputs(store, newest)
+    fleet = fleet_timeline().at(store.head().position)
+    return repack.preview(
+        fleet, inputs, lambda stated: solve(stated, seconds), max_moves, clock().now()
+    )
 
 
 def ledger() -> LedgerStore:

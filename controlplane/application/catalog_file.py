@@ -46,7 +46,7 @@ from controlplane.domain.budget import Budget, parse_limit
 from controlplane.domain.decider import Command, Decider, Event, fold
 from controlplane.domain.errors import Conflict, Invalid
 from controlplane.domain.ids import TenantId
-from controlplane.domain.model import Access, AddVersion, Colocation, Model, VersionSpec
+from controlplane.domain.model import Access, AddVersion, Colocation, Model, Needs, VersionSpec
 from controlplane.domain.tenant import Tenant
 
 FORMAT = 1
@@ -65,6 +65,10 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 # The domain's own structs, but a person's typing mistake is not passed over.
 class _Colocation(Colocation, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Needs(Needs, frozen=True, forbid_unknown_fields=True):
     pass
 
 
@@ -108,6 +112,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     swap_bytes: int | str | None = None
     disaggregation: str = "none"
     guaranteed_percent: int = 0
+    needs: _Needs = _Needs()
     default: bool = False
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None
@@ -216,13 +221,17 @@ def memory_bytes(value: int | str, param: str = "gpu_memory") -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+# Fields of a version that a person writes otherwise than they are kept.
+OWN_FORM = ("gpu_memory", "swap_bytes", "min_replicas", "max_replicas", "colocation", "needs")
+
+
 def spec_of(entry: ModelEntry) -> VersionSpec:
     high = max(1, entry.min_replicas) if entry.max_replicas is None else entry.max_replicas
     replicas = entry.replicas or Replicas(entry.min_replicas, high)
     shared = {
         field: getattr(entry, field)
         for field in VersionSpec.__struct_fields__
-        if field not in ("gpu_memory", "swap_bytes", "min_replicas", "max_replicas", "colocation")
+        if field not in OWN_FORM
     }
     swap = entry.swap_bytes
     return VersionSpec(
@@ -232,6 +241,7 @@ def spec_of(entry: ModelEntry) -> VersionSpec:
         min_replicas=replicas.min,
         max_replicas=replicas.max,
         colocation=Colocation(*msgspec.structs.astuple(entry.colocation)),
+        needs=Needs(*msgspec.structs.astuple(entry.needs)),
     )
 
 

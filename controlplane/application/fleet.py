@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from controlplane.domain.model import VersionSpec
-from controlplane.domain.node import DeviceInfo
+from controlplane.domain.node import DeviceInfo, HostInfo
 
 
 # --- control plane -> node --------------------------------------------------------------------
@@ -76,6 +76,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     zone: str
     devices: tuple[DeviceInfo, ...]
     replicas: tuple[ReplicaReport, ...]
+    host: HostInfo = HostInfo()
 
 
 class DeviceLoad(msgspec.Struct, frozen=True):

@@ -98,17 +98,19 @@ def _alive(node_id: NodeId, node: Node, heard: Heard, now: float) -> list[Event]
         return []  # within the first seconds of this controller: nothing is known yet
     report = heard.current
     if report and _is_new(node, report):
-        return [nodes.NodeJoined(node_id, report.boot_id, report.zone, report.devices, now)]
+        told = report.boot_id, report.zone, report.devices
+        return [nodes.NodeJoined(node_id, *told, now, report.host)]
     if node.status in ("suspect", "lost") and node.boot_id == heard.load.boot_id:
         return [nodes.NodeRecovered(node_id, heard.load.boot_id, now)]
     return []
 
 
 def _is_new(node: Node, report: NodeReport) -> bool:
-    return (node.boot_id, node.zone, node.devices) != (
+    return (node.boot_id, node.zone, node.devices, node.host) != (
         report.boot_id,
         report.zone,
         report.devices,
+        report.host,
     )
 
 

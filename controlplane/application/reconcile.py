@@ -19,7 +19,7 @@ from controlplane.domain.ids import NodeId, VersionId, version_id
 from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import Node
 from controlplane.domain.placement import DecidePlacement, PlanInputs
-from controlplane.placement.plan import PlacementPlan, plan
+from controlplane.placement.plan import PLANNER, PlacementPlan, plan
 from controlplane.placement.snapshot import (
     AssignedView,
     DeviceView,
@@ -47,6 +47,7 @@ def inputs_of(state: FleetState, loads: FleetLoads, monotonic: float) -> PlanInp
             if (idle_s := loads.idle_s(one.replica_id, monotonic))
         ),
         reserved_bytes=tuple(sorted(RESERVED_BYTES.items())),
+        planner=PLANNER,
     )
 
 
@@ -98,11 +99,19 @@ def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:
     foreign = {index: held for owner, index, held in inputs.foreign_bytes if owner == node_id}
     devices = tuple(
         DeviceView(
-            one.index, one.memory_bytes, reserved.get(one.kind, 0), foreign.get(one.index, 0)
+            one.index,
+            one.memory_bytes,
+            reserved.get(one.kind, 0),
+            foreign.get(one.index, 0),
+            one.kind,
+            one.name,
+            one.link,
         )
         for one in node.devices
     )
-    return NodeView(node_id, devices, node.status, node.draining, node.zone)
+    host = node.host
+    where = node.zone, host.cpu_milli, host.memory_bytes, host.fabric
+    return NodeView(node_id, devices, node.status, node.draining, *where)
 
 
 class Reconciler:

@@ -22,8 +22,8 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.ports import EventStore, RecordedEvent
 from controlplane.application.reconcile import snapshot
 from controlplane.domain.event_types import encode
-from controlplane.domain.placement import PlacementDecided, PlanInputs
-from controlplane.placement.plan import plan
+from controlplane.domain.placement import PlacementDecided, PlanInputs, Started
+from controlplane.placement.plan import PLANNER, plan
 
 MAX_DIFFERENCES = 100
 _BATCH = 1_000
@@ -41,17 +41,24 @@ class Difference:
 @dataclass(frozen=True)
 class Replay:
     """``inputs_recorded`` is False for events of schema version 1: then no foreign memory and no
-    idle time were assumed, and a difference proves nothing."""
+    idle time were assumed, and a difference proves nothing; nor does it if the ``planner`` was
+    another than this release's (0: moves that were asked for)."""
 
     decision_id: str
     position: int
     planned_from: int
     inputs_recorded: bool
+    planner: int
     differences: tuple[Difference, ...]
 
     @property
     def equal(self) -> bool:
         return not self.differences
+
+    @property
+    def comparable(self) -> bool:
+        """Whether a difference would prove anything."""
+        return self.inputs_recorded and self.planner == PLANNER
 
 
 def replay(fleet: FleetState, recorded: RecordedEvent) -> Replay:
@@ -72,8 +79,22 @@ def replay(fleet: FleetState, recorded: RecordedEvent) -> Replay:
         recorded.position,
         stored.planned_from,
         stored.inputs is not None,
+        stored.inputs.planner if stored.inputs else 1,
         tuple(found[:MAX_DIFFERENCES]),
     )
+
+
+def whole(fleet: FleetState, stored: PlacementDecided, replica_id: str) -> Started | None:
+    """The start of the replica with every candidate and rejection, of which an event of a large
+    fleet keeps a few; None if this planner would not start it, or would elsewhere."""
+    made = plan(
+        snapshot(fleet, stored.inputs or PlanInputs(), stored.at),
+        fleet.placement.generation + 1,
+        replica_id,
+    )
+    then = {one.assignment for one in stored.started}
+    found = (one for one in made.started if one.assignment.replica_id == replica_id)
+    return next((one for one in found if one.assignment in then), None)
 
 
 def replay_all(store: EventStore) -> Iterator[Replay]:

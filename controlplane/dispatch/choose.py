@@ -87,14 +87,31 @@ class RequestView(msgspec.Struct, frozen=True):
     max_output_tokens: int
 
 
+TERMS = (
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "thermal",
+    "latency",
+    "utilization",
+    "loading",
+    "cost",
+)
+
+
 class Scored(msgspec.Struct, frozen=True):
-    """A replica that could take the request; ``terms`` add up as the module docstring says."""
+    """A replica that could take the request; ``figures`` are the values of ``TERMS``, which add up
+    as the module docstring says."""
 
     replica_id: str
     node_id: str
     cost: float
     health: float
-    terms: dict[str, float]
+    figures: tuple[float, ...]
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return dict(zip(TERMS, self.figures, strict=True))
 
 
 class RejectedReplica(msgspec.Struct, frozen=True):
@@ -109,9 +126,13 @@ class Choice(msgspec.Struct, frozen=True):
 
     replica_id: str
     node_id: str
-    terms: dict[str, float]
     candidates: tuple[Scored, ...] = ()
     rejected: tuple[RejectedReplica, ...] = ()
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Of the winner."""
+        return self.candidates[0].terms
 
 
 def choose(
@@ -124,56 +145,56 @@ def choose(
 
     Raises NotReady, saying why each replica was rejected, if none is left.
     """
-    scored: list[Scored] = []
-    draining: list[Scored] = []
+    scored: list[tuple[float, float, str, Scored]] = []  # as they are ordered
+    draining: list[tuple[float, float, str, Scored]] = []
     rejected: list[RejectedReplica] = []
     for view in candidates:
         refusal = _refusal(view, request, weights, excluded)
         if refusal:
             rejected.append(RejectedReplica(view.replica_id, view.node_id, *refusal))
         else:
-            (draining if view.draining else scored).append(score(view, request, weights))
+            one = score(view, request, weights)
+            ranked = one.cost, -one.health, one.replica_id, one
+            (draining if view.draining else scored).append(ranked)
     if not scored and not draining:
         raise _not_ready(rejected)
     if scored:
-        rejected += [RejectedReplica(one.replica_id, one.node_id, *DRAINING) for one in draining]
-    scored = scored or draining
-    scored.sort(key=lambda one: (one.cost, -one.health, one.replica_id))
-    best = scored[0]
-    return Choice(best.replica_id, best.node_id, best.terms, tuple(scored), tuple(rejected))
+        rejected += [RejectedReplica(last.replica_id, last.node_id, *DRAINING)
+                     for *_, last in draining]  # fmt: skip
+    ordered = tuple(ranked[3] for ranked in sorted(scored or draining))
+    return Choice(ordered[0].replica_id, ordered[0].node_id, ordered, tuple(rejected))
 
 
 def score(view: ReplicaView, request: RequestView, weights: Weights = DEFAULT_WEIGHTS) -> Scored:
-    """Cost and health of one replica, term by term."""
+    """Cost and health of one replica, term by term. It runs for every replica of every request,
+    so what is 0 for most (a queue, heat, loading) is asked about before it is computed."""
     rate = view.prefill_tokens_per_s or UNMEASURED_PREFILL_TOKENS_PER_S
-    step = view.decode_step_s or UNMEASURED_STEP_S
-    prefill = max(0, request.num_prompt_tokens - view.num_cached_tokens) / rate
-    decode = step * min(request.max_output_tokens, MAX_COUNTED_OUTPUT)
-    queue = _queue_s(view, request.num_prompt_tokens / rate, decode)
-    thermal = thermal_factor(view.temperature_c, weights)
-    latency = (queue + prefill + decode) / thermal
+    prompt, output = request.num_prompt_tokens, request.max_output_tokens
+    uncached = prompt - view.num_cached_tokens
+    prefill = uncached / rate if uncached > 0 else 0.0
+    output = output if output < MAX_COUNTED_OUTPUT else MAX_COUNTED_OUTPUT
+    decode = (view.decode_step_s or UNMEASURED_STEP_S) * output
+    queue = 0.0
+    if view.num_waiting or view.num_local or view.num_running >= view.max_batch:
+        queue = _queue_s(view, prompt / rate, decode)
+    hot = view.temperature_c > weights.t_safe
+    thermal = thermal_factor(view.temperature_c, weights) if hot else 1.0
+    latency = weights.alpha * ((queue + prefill + decode) / thermal)
+    busy = weights.beta * view.utilization
     loading = 0.0 if view.resident else weights.gamma * view.load_seconds
-    cost = weights.alpha * latency + weights.beta * view.utilization + loading
-    terms = {
-        "queue_s": queue,
-        "prefill_s": prefill,
-        "decode_s": decode,
-        "thermal": thermal,
-        "latency": weights.alpha * latency,
-        "utilization": weights.beta * view.utilization,
-        "loading": loading,
-        "cost": cost,
-    }
-    return Scored(view.replica_id, view.node_id, cost, health(view, weights), terms)
+    cost = latency + busy + loading
+    figures = (queue, prefill, decode, thermal, latency, busy, loading, cost)
+    return Scored(view.replica_id, view.node_id, cost, health(view, weights), figures)
 
 
 def health(view: ReplicaView, weights: Weights = DEFAULT_WEIGHTS) -> float:
     """From 0 to 1: idle, roomy, cool and without a queue is 1 (at 0 C)."""
     idle, memory, cool, queue = weights.omega
+    coolness = 1 - view.temperature_c / weights.t_max
     return (
         idle * (1 - view.utilization)
-        + memory * view.memory_free_bytes / max(1, view.memory_total_bytes)
-        + cool * max(0.0, 1 - view.temperature_c / weights.t_max)
+        + memory * view.memory_free_bytes / (view.memory_total_bytes or 1)
+        + (cool * coolness if coolness > 0 else 0.0)
         + queue / (1 + view.num_waiting)
     )
 
@@ -191,11 +212,11 @@ def _queue_s(view: ReplicaView, prefill_s: float, decode_s: float) -> float:
     Each request ahead prefills first; beyond ``max_batch`` requests at once, one also waits for
     slots to fall free, of which ``max_batch`` do so per typical generation.
     """
-    ahead = max(view.num_running + view.num_waiting, view.num_local)
-    slots = max(1, view.max_batch)
-    waiting = max(view.num_waiting, view.num_local - view.num_running, 0)
-    over = max(0, ahead + 1 - slots)
-    return waiting * prefill_s + over * decode_s / slots
+    running, waiting, slots = view.num_running, view.num_waiting, view.max_batch or 1
+    if view.num_local > running + waiting:
+        waiting = view.num_local - running
+    over = running + waiting + 1 - slots
+    return waiting * prefill_s + (over * decode_s / slots if over > 0 else 0.0)
 
 
 def _refusal(

@@ -40,8 +40,9 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "ApiKeyIssued": 2,
     "CommandRefused": 2,
     "ModelAccessChanged": 2,
-    "ModelVersionAdded": 3,
-    "PlacementDecided": 2,
+    "ModelVersionAdded": 4,
+    "NodeJoined": 2,
+    "PlacementDecided": 3,
     "ReplicaBecameReady": 2,
     "TenantBudgetSet": 2,
 }

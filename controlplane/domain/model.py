@@ -31,6 +31,20 @@ class Colocation(msgspec.Struct, frozen=True):
     isolation: str = "shared"  # shared | dedicated
 
 
+class Needs(msgspec.Struct, frozen=True):
+    """What a replica needs beside memory on its devices; empty and 0 ask for nothing.
+
+    ``gpu_classes``: words of a device's name, or its kind, any of which will do ("H100", "cuda").
+    ``compute_percent``: of its devices' time that it typically keeps busy; a hint, no promise.
+    ``cpu_milli`` (thousandths of a core) and ``host_memory`` (bytes): of its node.
+    """
+
+    gpu_classes: tuple[str, ...] = ()
+    compute_percent: int = 0
+    cpu_milli: int = 0
+    host_memory: int = 0
+
+
 class Access(msgspec.Struct, frozen=True):
     """Who may use the model: every tenant (``public``) or the listed ones; and of their callers
     all, or those with a listed role. Roles only narrow: a tenant's administrator hands out the
@@ -80,6 +94,7 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     swap_bytes: int | None = None
     disaggregation: str = "none"
     guaranteed_percent: int = 0
+    needs: Needs = Needs()
 
     @property
     def max_model_len(self) -> int:
@@ -348,12 +363,17 @@ def check_spec(spec: VersionSpec) -> None:
         ("max_prompt_tokens", spec.max_prompt_tokens, 1, 2**24),
         ("max_output_tokens", spec.max_output_tokens, 1, 2**24),
         ("guaranteed_percent", spec.guaranteed_percent, 0, 100),
+        ("needs.compute_percent", spec.needs.compute_percent, 0, 100),
+        ("needs.cpu_milli", spec.needs.cpu_milli, 0, 2**24),
+        ("needs.host_memory", spec.needs.host_memory, 0, 2**50),
     ):
         if not low <= value <= high:
             raise Invalid("out_of_range", f"{param} is from {low} to {high}.", param)
     _check_replicas(spec.min_replicas, spec.max_replicas)
     if spec.swap_bytes is not None and not 0 <= spec.swap_bytes < spec.gpu_memory:
         raise Invalid("out_of_range", "swap_bytes is a part of gpu_memory.", "swap_bytes")
+    if not all(1 <= len(word) <= 64 for word in spec.needs.gpu_classes):
+        raise Invalid("out_of_range", "A GPU class is 1 to 64 characters.", "needs.gpu_classes")
     _check_combination(spec)
     if spec.draft_model:
         check_source(spec.draft_model, "draft_model")

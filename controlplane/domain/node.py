@@ -9,10 +9,26 @@ from controlplane.domain.ids import NodeId, ReplicaId, VersionId, checked_name
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
+    """``link`` names the symmetric interconnect (NVLink) that it shares with others of its node;
+    devices without one are joined by what the node itself offers (PCIe)."""
+
     index: int
     kind: str
     name: str
     memory_bytes: int
+    link: str = ""
+
+
+class HostInfo(msgspec.Struct, frozen=True):
+    """What a node offers beside its devices; 0 is not known, and bounds nothing. ``fabric`` names
+    the network (InfiniBand) over which its devices reach those of other nodes alike."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    fabric: str = ""
+
+
+UNKNOWN_HOST = HostInfo()
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -24,6 +40,7 @@ class NodeJoined(Event, frozen=True, tag_field="type", tag="NodeJoined"):
     zone: str
     devices: tuple[DeviceInfo, ...]
     at: float
+    host: HostInfo = HostInfo()
 
 
 class NodeSuspected(Event, frozen=True, tag_field="type", tag="NodeSuspected"):
@@ -128,6 +145,7 @@ class Node(State, frozen=True):
     boot_id: str = ""
     zone: str = ""
     devices: tuple[DeviceInfo, ...] = ()
+    host: HostInfo = UNKNOWN_HOST
     draining: bool = False
     acked_generation: int = 0
     replicas: dict[str, tuple[str, str, float]] = msgspec.field(default_factory=dict)
@@ -136,11 +154,10 @@ class Node(State, frozen=True):
 
 def evolve(node: Node, event: NodeEvent) -> Node:
     match event:
-        case NodeJoined(boot_id=boot, zone=zone, devices=devices):
+        case NodeJoined(boot_id=boot, zone=zone, devices=devices, host=host):
             kept = node.replicas if boot == node.boot_id else {}
-            return replace(
-                node, status="ready", boot_id=boot, zone=zone, devices=devices, replicas=kept
-            )
+            found = replace(node, boot_id=boot, zone=zone, devices=devices, host=host)
+            return replace(found, status="ready", replicas=kept)
         case NodeSuspected():
             return replace(node, status="suspect")
         case NodeRecovered(boot_id=boot):

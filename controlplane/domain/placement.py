@@ -13,14 +13,35 @@ from controlplane.domain.ids import NodeId, ReplicaId, VersionId
 STREAM = "placement"
 
 
+class Shard(msgspec.Struct, frozen=True):
+    """A device that holds one share of a tensor-parallel replica."""
+
+    node_id: NodeId
+    device_index: int
+
+
 class Assignment(msgspec.Struct, frozen=True):
-    """One replica on one device. ``replica_id`` names this placement and is never used again."""
+    """One replica on one device. ``replica_id`` names this placement and is never used again.
+
+    ``shards`` are all devices of a tensor-parallel group, the one named here first. Groups placed
+    before there were any took neighbouring devices; see ``shards_of``. ``replaces``: the replica
+    of the same version that leaves once this one is ready.
+    """
 
     replica_id: ReplicaId
     version_id: VersionId
     node_id: NodeId
     device_index: int
     memory_bytes: int
+    shards: tuple[Shard, ...] = ()
+    replaces: ReplicaId | None = None
+
+
+def shards_of(placed: Assignment, tensor_parallel: int) -> tuple[Shard, ...]:
+    """The devices that it takes: ``shards``, else as many neighbours from ``device_index`` on."""
+    return placed.shards or tuple(
+        Shard(placed.node_id, placed.device_index + offset) for offset in range(tensor_parallel)
+    )
 
 
 class Rejection(msgspec.Struct, frozen=True):
@@ -47,10 +68,16 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
+    """Of a large fleet only the best candidates and some rejections of each code are kept here;
+    ``num_candidates`` and ``ruled_out`` (code, devices) count them all, and the rest is computed
+    again from the decision's inputs (``application.replay``)."""
+
     assignment: Assignment
     reason: str
     candidates: tuple[Candidate, ...]
     rejections: tuple[Rejection, ...]
+    num_candidates: int = 0
+    ruled_out: tuple[tuple[str, int], ...] = ()
 
 
 class Stopped(msgspec.Struct, frozen=True):
@@ -75,11 +102,13 @@ class PlanInputs(msgspec.Struct, frozen=True):
 
     ``foreign_bytes``: (node, device index, bytes held by other processes). ``idle_s``: (replica,
     seconds since it last worked). ``reserved_bytes``: (kind of device, bytes kept free).
+    ``planner``: which rules and weights decided; another planner may well decide otherwise.
     """
 
     foreign_bytes: tuple[tuple[NodeId, int, int], ...] = ()
     idle_s: tuple[tuple[ReplicaId, float], ...] = ()
     reserved_bytes: tuple[tuple[str, int], ...] = ()
+    planner: int = 1
 
 
 # --- events -----------------------------------------------------------------------------------

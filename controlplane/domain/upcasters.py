@@ -5,6 +5,7 @@ An upcaster maps ``(type, from_version)`` to a pure function on the decoded JSON
     UPCASTERS["RouteCreated", 1] = lambda data: {**data, "sticky": True}   # version 1 -> 2
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,38 @@ def _with_engine_options(data: dict[str, Any]) -> dict[str, Any]:
 
 def _with_guarantee(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "spec": {**data["spec"], "guaranteed_percent": 0}}
+
+
+def _with_needs(data: dict[str, Any]) -> dict[str, Any]:
+    """Until then a replica needed memory on its devices and nothing else."""
+    needs = {"gpu_classes": [], "compute_percent": 0, "cpu_milli": 0, "host_memory": 0}
+    return {**data, "spec": {**data["spec"], "needs": needs}}
+
+
+def _with_interconnect(data: dict[str, Any]) -> dict[str, Any]:
+    host = {"cpu_milli": 0, "memory_bytes": 0, "fabric": ""}
+    return {**data, "devices": [{**one, "link": ""} for one in data["devices"]], "host": host}
+
+
+def _with_counts(data: dict[str, Any]) -> dict[str, Any]:
+    """Every candidate but those beyond the best 16, and every rejection, was listed; groups of
+    devices were neighbours. It was the first planner."""
+
+    def placed(change: dict[str, Any]) -> dict[str, Any]:
+        return {**change, "assignment": {**change["assignment"], "shards": [], "replaces": None}}
+
+    inputs = data["inputs"]
+    return {
+        **data,
+        "started": [{**placed(one), **_counts(one)} for one in data["started"]],
+        "stopped": [placed(one) for one in data["stopped"]],
+        "inputs": inputs and {**inputs, "planner": 1},
+    }
+
+
+def _counts(started: dict[str, Any]) -> dict[str, Any]:
+    codes = Counter(one["code"] for one in started["rejections"])
+    return {"num_candidates": len(started["candidates"]), "ruled_out": sorted(codes.items())}
 
 
 def _budget_of_many(data: dict[str, Any]) -> dict[str, Any]:
@@ -48,10 +81,13 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ModelAccessChanged", 1): _access_with_roles,
     ("ModelVersionAdded", 1): _with_engine_options,
     ("ModelVersionAdded", 2): _with_guarantee,
+    ("ModelVersionAdded", 3): _with_needs,
+    ("NodeJoined", 1): _with_interconnect,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
     ("TenantBudgetSet", 1): _budget_of_many,
     # Version 1 did not keep the telemetry that the planner saw.
     ("PlacementDecided", 1): lambda data: {**data, "inputs": None},
+    ("PlacementDecided", 2): _with_counts,
 }
 
 

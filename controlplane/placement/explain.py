@@ -1,22 +1,25 @@
 """Decisions as sentences, made when the decision is made and stored with it."""
 
-from collections import Counter
 from collections.abc import Sequence
 
-from controlplane.domain.placement import Candidate, PlacementDecided, Rejection
+from controlplane.domain.placement import Assignment, Candidate, PlacementDecided, Rejection
 
 SENTENCES = {
     "node_lost": "lost",
     "node_absent": "unknown",
     "node_suspect": "not heard lately",
     "node_draining": "draining",
-    "too_few_devices": "without enough devices side by side",
+    "wrong_class": "of another kind",
+    "too_few_devices": "with too few devices on one link",
+    "too_few_free": "without enough free ones beside it",
+    "in_group": "compared as part of a group",
     "already_here": "running a replica of it already",
     "backoff": "waiting after failures",
     "anti_affinity": "shared with a model it must not meet",
     "too_small": "too small even when empty",
     "insufficient_memory": "too full",
     "insufficient_time": "promised to other models",
+    "insufficient_host": "on a node without the cores or memory",
 }
 
 
@@ -30,22 +33,43 @@ def bytes_text(num_bytes: int) -> str:
     raise AssertionError
 
 
-def placed(
-    version_id: str, best: Candidate, num_candidates: int, rejections: Sequence[Rejection]
-) -> str:
+Counts = Sequence[tuple[str, int]]  # devices by code
+
+
+def placed(placement: Assignment, best: Candidate, num_candidates: int, ruled_out: Counts) -> str:
     """Why the replica stands where it stands."""
     terms = {term.name: term.value for term in best.terms}
     fit = f"it leaves {bytes_text(int(terms['free_after_bytes']))} free there"
     others = int(terms["replicas_on_node"])
     spread = "no other replica is on that node" if not others else f"{others} more on that node"
+    places = "groups of devices" if placement.shards else "devices"
     compared = (
-        f"the best of {num_candidates} devices"
+        f"the best of {num_candidates} {places}"
         if num_candidates > 1
-        else "the only device that can take it"
+        else f"the only {'group' if placement.shards else 'device'} that can take it"
     )
-    ruled_out = f" Ruled out: {_counted(rejections)}." if rejections else ""
-    where = f"{best.node_id}/{best.device_index}"
-    return f"{version_id} goes to {where}: {compared}; {fit}; {spread}.{ruled_out}"
+    excluded = f" Ruled out: {_counted(ruled_out)}." if ruled_out else ""
+    where = _where(placement)
+    return f"{placement.version_id} goes to {where}: {compared}; {fit}; {spread}.{excluded}"
+
+
+def joined(placement: Assignment, fabric: str) -> str:
+    """Why a group stands on several nodes."""
+    num_nodes = len({one.node_id for one in placement.shards})
+    return (
+        f"{placement.version_id} goes to {_where(placement)}: no node has {len(placement.shards)} "
+        f"devices free on one link; these are on {num_nodes} nodes joined by {fabric}."
+    )
+
+
+def _where(placement: Assignment) -> str:
+    """``n1/0``, or ``n1/0+1, n2/0+1`` of a group."""
+    if not placement.shards:
+        return f"{placement.node_id}/{placement.device_index}"
+    by_node: dict[str, list[str]] = {}
+    for one in placement.shards:
+        by_node.setdefault(one.node_id, []).append(str(one.device_index))
+    return ", ".join(f"{node_id}/{'+'.join(found)}" for node_id, found in by_node.items())
 
 
 def relieves(node_id: str, num_replicas: int) -> str:
@@ -61,24 +85,27 @@ def evicted(victim: str, winner: str, priority: str, winner_priority: str) -> st
 
 
 def unplaced(
-    version_id: str, needed: int, num_missing: int, rejections: Sequence[Rejection]
+    version_id: str,
+    needed: int,
+    num_missing: int,
+    ruled_out: Counts,
+    rejections: Sequence[Rejection],
 ) -> str:
     """Why a wanted replica runs nowhere."""
     replicas = "1 replica" if num_missing == 1 else f"{num_missing} replicas"
-    if not rejections:
+    if not ruled_out:
         return f"{replicas} of {version_id} cannot be placed: no node has joined."
     failed = next((one.detail for one in rejections if one.code == "backoff"), "")
     return (
         f"{replicas} of {version_id} ({bytes_text(needed)} each) cannot be placed; of "
-        f"{len(rejections)} devices: {_counted(rejections)}"
+        f"{sum(number for _, number in ruled_out)} devices: {_counted(ruled_out)}"
         + (f"; it {failed.partition(';')[0]}." if failed else ".")
     )
 
 
-def _counted(rejections: Sequence[Rejection]) -> str:
+def _counted(ruled_out: Counts) -> str:
     """``2 too full, 1 draining``, the most frequent first."""
-    counts = Counter(rejection.code for rejection in rejections)
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ordered = sorted(ruled_out, key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{number} {SENTENCES.get(code, code)}" for code, number in ordered)
 
 

@@ -1,15 +1,20 @@
 """Whether a device can take a replica: one code and one detail for each that cannot.
 
-``Fleet`` is the planner's workbench: free memory and residents per device while the plan grows.
-A replica with ``tensor_parallel = t`` takes t devices side by side on one node, from its
-``device_index`` on, an equal share of its memory on each.
+``Fleet`` is the planner's workbench: free memory and residents per device while the plan grows. A
+replica with ``tensor_parallel = t`` takes t devices joined by one symmetric interconnect (one link
+of one node, see ``board``; over nodes, see ``groups``), an equal share of its memory on each.
+
+The rules stand twice, once for a single device and what would be without some of its residents
+(here), and once for all devices at a time (``board``, ``survey``); a property test compares them.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from controlplane.domain.placement import Assignment, Rejection
+from controlplane.domain.placement import Assignment, Rejection, shards_of
+from controlplane.placement.board import NUM_RANKS, Board, Figures
 from controlplane.placement.explain import bytes_text
 from controlplane.placement.snapshot import (
     DeviceView,
@@ -17,7 +22,10 @@ from controlplane.placement.snapshot import (
     FleetSnapshot,
     NodeView,
     VersionView,
+    is_of_class,
 )
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(slots=True)
@@ -33,67 +41,98 @@ class Resident:
 class Slot:
     """One device: what an empty one offers, what is free of that, and who is on it.
 
-    ``closed`` is why the node takes nothing new at all, ``num_anti`` how many residents forbid
-    any label; both spare the common case a closer look.
+    ``closed`` is why the node takes nothing new at all.
     """
 
     node: NodeView
     device: DeviceView
+    cell: int
     room_bytes: int
     free_bytes: int
     closed: tuple[str, str] | None
     used_bytes: int = 0
-    num_anti: int = 0
     guaranteed: int = 0  # percent of its time
+    compute: int = 0
+    by_rank: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
     residents: dict[str, Resident] = field(default_factory=dict)
-    version_ids: Counter[str] = field(default_factory=Counter)
 
-    def take(self, resident: Resident, sign: int) -> None:
-        """Put the replica on the device (1) or take it off (-1)."""
+    @property
+    def figures(self) -> Figures:
+        return (self.free_bytes, self.guaranteed, self.compute, *self.by_rank)  # type: ignore
+
+    def take(self, resident: Resident, num_bytes: int, sign: int) -> None:
+        """Put the replica with ``num_bytes`` on the device (1) or take it off (-1)."""
         placed, version = resident.assignment, resident.version
-        num_bytes = sign * shard_bytes(placed, version)
+        num_bytes *= sign
         self.used_bytes += num_bytes
         self.free_bytes -= num_bytes
-        self.version_ids[placed.version_id] += sign
-        self.num_anti += sign * bool(version.spec.colocation.anti_affinity)
         self.guaranteed += sign * version.spec.guaranteed_percent
+        self.compute += sign * version.spec.needs.compute_percent
+        self.by_rank[version.rank] += num_bytes
         if sign > 0:
             self.residents[placed.replica_id] = resident
         else:
             del self.residents[placed.replica_id]
 
 
-def _slot(node: NodeView, device: DeviceView) -> Slot:
+def _slot(node: NodeView, device: DeviceView, cell: int) -> Slot:
     closed = None
     if node.status != "ready":
         closed = (f"node_{node.status}", f"node {node.node_id} is {node.status}")
     elif node.draining:
         closed = ("node_draining", f"node {node.node_id} is draining")
     room = device.capacity_bytes - device.foreign_bytes
-    return Slot(node, device, room, room, closed)
+    return Slot(node, device, cell, room, room, closed)
 
 
 class Fleet:
-    """All devices, in the order of their ids, and the failures that keep versions off nodes."""
+    """All devices, in the order of their cells, and who must be told from whom: the cells that
+    hold a version or a label, or shun a label, with how often."""
 
     def __init__(self, snapshot: FleetSnapshot) -> None:
         self.now = snapshot.now
-        self.slots: list[Slot] = []
-        self.groups: dict[tuple[str, int], list[Slot]] = {}  # a slot and its right-hand neighbours
-        self.num_on_node: dict[tuple[str, str], int] = {}
-        self.num_in_zone: dict[tuple[str, str], int] = {}
-        self._failures: dict[tuple[str, str], FailureView] = {
-            (one.node_id, one.version_id): one for one in snapshot.failures
-        }
-        for node in sorted(snapshot.nodes, key=lambda one: one.node_id):
-            row = [_slot(node, device) for device in sorted(node.devices, key=lambda d: d.index)]
-            self.slots += row
-            for position, slot in enumerate(row):
-                self.groups[node.node_id, slot.device.index] = row[position:]
+        self._board, self._stale = Board(snapshot), set[int]()
+        self.slots: dict[int, Slot] = {}
+        for row, (node, devices) in enumerate(self._board.rows):
+            for column, device in enumerate(devices):
+                cell = row * self._board.width + column
+                self.slots[cell] = _slot(node, device, cell)
+        self.holding: dict[str, Counter[int]] = {}
+        self.labelled: dict[str, Counter[int]] = {}
+        self.shunning: dict[str, Counter[int]] = {}
+        self.num_on_node: dict[str, Counter[str]] = {}
+        self.num_in_zone: dict[str, Counter[str]] = {}
+        self.rows_of_zone: dict[str, list[int]] = {}
+        self.rows_of_node: dict[str, list[int]] = {}
+        for row, (node, _) in enumerate(self._board.rows):
+            self.rows_of_zone.setdefault(node.zone, []).append(row)
+            self.rows_of_node.setdefault(node.node_id, []).append(row)
+        self.failures: dict[str, list[FailureView]] = {}
+        for one in snapshot.failures:
+            if one.retry_at > self.now:
+                self.failures.setdefault(one.version_id, []).append(one)
 
-    def span(self, node_id: str, device_index: int, version: VersionView) -> list[Slot]:
-        """The devices a replica of ``version`` takes from there on; fewer if there are not."""
-        return self.groups[node_id, device_index][: version.spec.tensor_parallel]
+    @property
+    def board(self) -> Board:
+        """All devices as arrays, brought up to date with what was added and removed."""
+        board, width = self._board, self._board.width
+        if not self._stale:
+            return board
+        for row in sorted(self._stale):
+            cells = range(row * width, row * width + len(board.rows[row][1]))
+            board.set_row(row, [self.slots[cell].figures for cell in cells])
+        self._stale.clear()
+        return board
+
+    def span(self, placed: Assignment, version: VersionView) -> list[Slot]:
+        """The devices that a replica holds, of those that there are."""
+        cells = self._board.cells
+        if version.spec.tensor_parallel == 1:
+            found = [cells.get((placed.node_id, placed.device_index))]
+        else:
+            shards = shards_of(placed, version.spec.tensor_parallel)
+            found = [cells.get((one.node_id, one.device_index)) for one in shards]
+        return [self.slots[cell] for cell in found if cell is not None]
 
     def add(self, resident: Resident) -> None:
         self._move(resident, 1)
@@ -103,20 +142,61 @@ class Fleet:
 
     def _move(self, resident: Resident, sign: int) -> None:
         placed, version = resident.assignment, resident.version
-        span = self.span(placed.node_id, placed.device_index, version)
+        span = self.span(placed, version)
+        cells = [slot.cell for slot in span]
+        num_bytes = shard_bytes(placed, version)
         for slot in span:
-            slot.take(resident, sign)
-        on_node, in_zone = (
-            (span[0].node.node_id, placed.version_id),
-            (span[0].node.zone, placed.version_id),
-        )
-        self.num_on_node[on_node] = self.num_on_node.get(on_node, 0) + sign
-        self.num_in_zone[in_zone] = self.num_in_zone.get(in_zone, 0) + sign
+            slot.take(resident, num_bytes, sign)
+            self._stale.add(slot.cell // self._board.width)
+        if version.shape.cpu_milli or version.shape.host_memory:
+            self._take_host(span, version, sign)
+        if version.shape.compute:
+            self._board.any_compute = True
+        name, beside = version.version_id, version.spec.colocation
+        _count(self.holding, (name,), cells, sign)
+        _count(self.labelled, beside.labels, cells, sign)
+        _count(self.shunning, beside.anti_affinity, cells, sign)
+        for node in {slot.node.node_id: slot.node for slot in span}.values():
+            _count(self.num_on_node, (name,), (node.node_id,), sign)
+            _count(self.num_in_zone, (name,), (node.zone,), sign)
+
+    def _take_host(self, span: Sequence[Slot], version: VersionView, sign: int) -> None:
+        """Each device's share of what the replica needs of its node."""
+        shape, board = version.shape, self._board
+        for slot in span:
+            node = board.node[slot.cell // board.width]
+            board.cpu[node] -= sign * -(-shape.cpu_milli // shape.num_devices)
+            board.memory[node] -= sign * -(-shape.host_memory // shape.num_devices)
+            self._stale.update(self.rows_of_node[slot.node.node_id])
 
     def failure(self, node_id: str, version_id: str) -> FailureView | None:
         """The failure that keeps the version off the node now, if any."""
-        found = self._failures.get((node_id, version_id))
-        return found if found and found.retry_at > self.now else None
+        found = self.failures.get(version_id, ())
+        return next((one for one in found if one.node_id == node_id), None)
+
+    def unwanted_beside(self, version: VersionView) -> list[int]:
+        """The cells with a resident that the version must not share a device with, but for its
+        own replicas; ascending."""
+        beside = version.spec.colocation
+        found: set[int] = set()
+        for names, table in (
+            (beside.anti_affinity, self.labelled),
+            (beside.labels, self.shunning),
+        ):
+            for name in names:
+                found.update(cell for cell, number in table.get(name, {}).items() if number)
+        return sorted(found)
+
+
+def _count(
+    table: dict[str, Counter[_Key]], names: Iterable[str], keys: Sequence[_Key], sign: int
+) -> None:
+    for name in names:
+        counter = table.get(name)
+        if counter is None:
+            counter = table[name] = Counter()
+        for key in keys:
+            counter[key] += sign
 
 
 def shard_bytes(placed: Assignment, version: VersionView) -> int:
@@ -126,7 +206,7 @@ def shard_bytes(placed: Assignment, version: VersionView) -> int:
 def rejection(
     fleet: Fleet, slot: Slot, version: VersionView, without: Iterable[str] = ()
 ) -> Rejection | None:
-    """Why a replica of ``version`` cannot start at ``slot``; None if it can.
+    """Why a share of ``version`` cannot go to ``slot``; None if it can.
 
     ``without``: replica ids to think away, to ask whether evicting them would help.
     """
@@ -146,35 +226,57 @@ def _unusable(fleet: Fleet, slot: Slot, version: VersionView) -> tuple[str, str]
             f"failed {failure.count} times there, last with {failure.code}; "
             f"next try in {failure.retry_at - fleet.now:.0f} s"
         )
-    span = fleet.span(slot.node.node_id, slot.device.index, version)
-    if len(span) < version.spec.tensor_parallel:
-        return "too_few_devices", f"needs {version.spec.tensor_parallel} devices side by side"
-    for one in span:
-        if version.shard_bytes > one.room_bytes:
-            return "too_small", (
-                f"needs {bytes_text(version.shard_bytes)}, "
-                f"the device offers {bytes_text(one.room_bytes)} when empty"
-            )
+    shape = version.shape
+    if not is_of_class(slot.device, shape.gpu_classes):
+        name = slot.device.name or slot.device.kind
+        return "wrong_class", f"needs {' or '.join(shape.gpu_classes)}, the device is {name!r}"
+    if len(fleet.board.rows[slot.cell // fleet.board.width][1]) < shape.num_devices:
+        return "too_few_devices", f"needs {shape.num_devices} devices on one link"
+    if shape.shard_bytes > slot.room_bytes:
+        return "too_small", (
+            f"needs {bytes_text(shape.shard_bytes)}, "
+            f"the device offers {bytes_text(slot.room_bytes)} when empty"
+        )
     return None
 
 
 def _full(
     fleet: Fleet, slot: Slot, version: VersionView, without: frozenset[str]
 ) -> tuple[str, str] | None:
-    """Reasons that lie in who is on the devices now."""
-    for one in fleet.span(slot.node.node_id, slot.device.index, version):
-        found = _company(one, version, without)
-        found = found or _promised(one, version, without)
-        if found:
-            return found
-        free = one.free_bytes
-        for replica_id in without:
-            resident = one.residents.get(replica_id)
-            free += shard_bytes(resident.assignment, resident.version) if resident else 0
-        if version.shard_bytes > free:
-            return "insufficient_memory", (
-                f"needs {bytes_text(version.shard_bytes)}, {bytes_text(max(0, free))} is free"
-            )
+    """Reasons that lie in who is on the device and its node now."""
+    found = _company(slot, version, without) or _promised(slot, version, without)
+    if found:
+        return found
+    gone = [slot.residents[one] for one in without if one in slot.residents]
+    free = slot.free_bytes + sum(shard_bytes(one.assignment, one.version) for one in gone)
+    if version.shard_bytes > free:
+        return "insufficient_memory", (
+            f"needs {bytes_text(version.shard_bytes)}, {bytes_text(max(0, free))} is free"
+        )
+    return _host(fleet, slot, version, gone)
+
+
+def _host(
+    fleet: Fleet, slot: Slot, version: VersionView, gone: Sequence[Resident]
+) -> tuple[str, str] | None:
+    """Too little of the node's processors or memory left; what leaves ``slot`` gives its share."""
+    shape, board = version.shape, fleet.board
+    if not shape.cpu_milli and not shape.host_memory:
+        return None
+    node = board.node[slot.cell // board.width]
+    shapes = [one.version.shape for one in gone]
+    cpu = int(board.cpu[node]) + sum(-(-one.cpu_milli // one.num_devices) for one in shapes)
+    memory = int(board.memory[node]) + sum(-(-one.host_memory // one.num_devices) for one in shapes)
+    if shape.cpu_milli > cpu:
+        return (
+            "insufficient_host",
+            f"needs {shape.cpu_milli / 1000:g} cores, {cpu / 1000:g} are free",
+        )
+    if shape.host_memory > memory:
+        return "insufficient_host", (
+            f"needs {bytes_text(shape.host_memory)} of the node's memory, "
+            f"{bytes_text(max(0, memory))} is free"
+        )
     return None
 
 
@@ -191,15 +293,12 @@ def _promised(slot: Slot, version: VersionView, without: frozenset[str]) -> tupl
 
 
 def _company(slot: Slot, version: VersionView, without: frozenset[str]) -> tuple[str, str] | None:
-    """A resident that the version must not share the device with."""
-    picky = slot.num_anti or version.spec.colocation.anti_affinity
-    if not picky and not slot.version_ids.get(version.version_id):
-        return None
-    for replica_id, resident in slot.residents.items():
-        if replica_id in without:
-            continue
+    """A resident that the version must not share the device with, its own replicas first."""
+    stays = [(name, one) for name, one in slot.residents.items() if name not in without]
+    for replica_id, resident in stays:
         if resident.version.version_id == version.version_id:
             return "already_here", f"{replica_id} runs there"
+    for replica_id, resident in stays:
         if must_not_meet(version, resident.version):
             return "anti_affinity", f"must not share a device with {replica_id}"
     return None

@@ -1,9 +1,11 @@
 """The plan: which replicas start where, which stop, and which fit nowhere, all with reasons.
 
 Best-fit decreasing, by priority: what is missing is placed high priority first, within a class the
-largest first, each on the feasible device of the best score. A replica that fits nowhere may evict
-replicas of *strictly lower* priority, best effort first; what it evicts is missing then, and is
-placed again if there is room. So the plan ends: each eviction goes down in priority.
+largest first, each on the feasible device (or group of devices on one link) of the best score. A
+group that no node has room for may go over several nodes of one fabric (``groups``). A replica that
+fits nowhere may evict replicas of *strictly lower* priority, best effort first (``evict``); what it
+evicts is missing then, and is placed again if there is room. So the plan ends: each eviction goes
+down in priority.
 
 Worked example: two devices of 10 GB, n1 holds best-effort b (6), n2 holds normal c (6)::
 
@@ -21,45 +23,42 @@ comes back empty::
 
 Otherwise planning again from the outcome changes nothing. Rejected for this step: an integer
 program over the whole fleet, whose optimum moves running replicas for small gains and changes with
-every input.
+every input; ``repack`` states one, for an operator to ask for.
 """
 
 import heapq
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from controlplane.domain.ids import ReplicaId
 from controlplane.domain.placement import (
     Assignment,
-    Candidate,
-    Rejection,
+    Shard,
     Started,
     Stopped,
     Unplaced,
 )
-from controlplane.placement import explain
-from controlplane.placement.feasible import (
-    Fleet,
-    Resident,
-    Slot,
-    must_not_meet,
-    rejection,
-    shard_bytes,
-)
+from controlplane.placement import explain, groups
+from controlplane.placement.evict import victims
+from controlplane.placement.feasible import Fleet, Resident
 from controlplane.placement.reconcile import Difference, difference, over_capacity
-from controlplane.placement.score import candidate, score
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
+from controlplane.placement.survey import Survey, survey
 
+PLANNER = 2  # stored with each decision; one more whenever rules or weights change
 HELPFUL_CODES = (
     "backoff",
     "anti_affinity",
     "insufficient_memory",
     "insufficient_time",
+    "insufficient_host",
+    "too_few_free",
     "already_here",
     "too_small",
     "too_few_devices",
+    "wrong_class",
 )
-MAX_CANDIDATES = 16  # stored with a start; the best ones, so that an event stays small
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +92,41 @@ class _Queue:
 
 @dataclass(slots=True)
 class _Draft:
-    """The plan while it grows. A replica started and evicted in one plan leaves no trace."""
+    """The plan while it grows. A replica started and evicted in one plan leaves no trace.
+
+    ``whole``: the replica (or version that has a gap) whose comparison is told of every device.
+    ``found``: what was kept and is leaving at first; ``leaving``: what still is.
+    """
 
     fleet: Fleet
     generation: int
+    found: Difference
+    whole: str = ""
     started: dict[str, Started] = field(default_factory=dict)
     stopped: list[Stopped] = field(default_factory=list)
     gaps: Counter[str] = field(default_factory=Counter)
     numbers: dict[str, int] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)
     queue: _Queue = field(default_factory=_Queue)
 
 
-def plan(snapshot: FleetSnapshot, generation: int) -> PlacementPlan:
+def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> PlacementPlan:
     """Decide everything for ``snapshot``; ``generation`` names the new replicas.
 
-    Pure: the same snapshot and generation give the same plan.
+    Pure: the same snapshot and generation give the same plan. Of the replica (or version that has
+    a gap) named ``whole`` every candidate and rejection is told, however large the fleet.
     """
     versions = snapshot.versions_by_id()
     found = difference(snapshot)
-    draft = _Draft(Fleet(snapshot), generation, stopped=found.stopped)
+    draft = _Draft(Fleet(snapshot), generation, found, whole, stopped=found.stopped)
+    draft.leaving = {view.assignment.replica_id for view in found.leaving}
     for view in (*found.kept, *found.leaving):
         version = versions[view.assignment.version_id]
         draft.fleet.add(Resident(view.assignment, version, view.idle_s))
     for version_id, number in found.missing.items():
         for _ in range(number):
             draft.queue.push(versions[version_id])
-    _fit_shrunken(draft, {view.assignment.replica_id for view in found.kept})
+    _fit_shrunken(draft)
     while draft.queue:
         _place(draft, draft.queue.pop())
     for version_id, views in _settled(found, draft):
@@ -129,74 +137,86 @@ def plan(snapshot: FleetSnapshot, generation: int) -> PlacementPlan:
 
 # --- one replica ------------------------------------------------------------------------------
 def _place(draft: _Draft, version: VersionView) -> None:
-    candidates, rejections = _survey(draft.fleet, version)
-    if not candidates:
-        victims = _victims(draft.fleet, version)
-        if victims is None:
-            draft.gaps[version.version_id] += 1
-            return
-        for victim in victims:
-            _evict(draft, victim, version)
-        candidates, rejections = _survey(draft.fleet, version)
-    _start(draft, version, candidates, rejections)
+    found = survey(draft.fleet, version)
+    if found.num_candidates:
+        return _start(draft, found)
+    joined = groups.across(draft.fleet, version)
+    if joined:
+        return _start_across(draft, found, joined)
+    leaving = victims(draft.fleet, version)
+    if leaving is None:
+        draft.gaps[version.version_id] += 1
+        return None
+    for victim in leaving:
+        _evict(draft, victim, version)
+    return _start(draft, survey(draft.fleet, version))
 
 
-def _survey(fleet: Fleet, version: VersionView) -> tuple[list[Candidate], list[Rejection]]:
-    """The best devices with their terms, best first, and every device that cannot take it."""
-    scored: list[tuple[float, int, Slot]] = []
-    rejections: list[Rejection] = []
-    for order, slot in enumerate(fleet.slots):  # in the order of their ids, which settles ties
-        refused = rejection(fleet, slot, version)
-        if refused is None:
-            scored.append((-score(fleet, slot, version), order, slot))
-        else:
-            rejections.append(refused)
-    best = heapq.nsmallest(MAX_CANDIDATES, scored, key=lambda one: one[:2])
-    return [candidate(fleet, slot, version, -total) for total, _, slot in best], rejections
+def _start(draft: _Draft, found: Survey, remark: str = "") -> None:
+    """Start one on the best device, or on the group that it leads."""
+    assignment = _assigned(draft, found.version, found.group(found.best))
+    whole = assignment.replica_id == draft.whole
+    candidates, rejections = found.candidates(whole), found.rejections(whole)
+    ruled_out, number = found.ruled_out(), found.num_candidates
+    reason = explain.placed(assignment, candidates[0], number, ruled_out) + remark
+    draft.started[assignment.replica_id] = Started(
+        assignment, reason, candidates, rejections, number, ruled_out
+    )
 
 
-def _start(
-    draft: _Draft,
-    version: VersionView,
-    candidates: list[Candidate],
-    rejections: list[Rejection],
-    remark: str = "",
-) -> None:
-    best = candidates[0]
-    num_candidates = len(draft.fleet.slots) - len(rejections)
+def _start_across(draft: _Draft, found: Survey, joined: groups.Across) -> None:
+    """Start one on devices of several nodes; every device by itself was ruled out."""
+    assignment = _assigned(draft, found.version, joined.cells)
+    whole = assignment.replica_id == draft.whole
+    members = {(one.node_id, one.device_index) for one in assignment.shards}
+    rejections = tuple(
+        one for one in found.rejections(whole) if (one.node_id, one.device_index) not in members
+    )
+    draft.started[assignment.replica_id] = Started(
+        assignment,
+        explain.joined(assignment, joined.fabric),
+        (joined.candidate,),
+        rejections,
+        1,
+        found.ruled_out(),
+    )
+
+
+def _assigned(draft: _Draft, version: VersionView, cells: list[int]) -> Assignment:
+    """Name the new replica and put it on the workbench."""
     number = draft.numbers[version.version_id] = draft.numbers.get(version.version_id, -1) + 1
     name = version.version_id.replace("@", ".", 1)
+    slots = [draft.fleet.slots[cell] for cell in cells]
+    shards = tuple(Shard(slot.node.node_id, slot.device.index) for slot in slots)
     assignment = Assignment(
         ReplicaId(f"{name}.g{draft.generation}.{number}"),
         version.version_id,
-        best.node_id,
-        best.device_index,
+        shards[0].node_id,
+        shards[0].device_index,
         version.spec.gpu_memory,
+        shards if len(shards) > 1 else (),
     )
     draft.fleet.add(Resident(assignment, version))
-    draft.started[assignment.replica_id] = Started(
-        assignment,
-        explain.placed(version.version_id, best, num_candidates, rejections) + remark,
-        tuple(candidates),
-        tuple(rejections),
-    )
+    return assignment
 
 
 def _unplaced(draft: _Draft, version: VersionView) -> Unplaced:
     """One entry per version, with the reasons as they are when all else is placed."""
     name, number = version.version_id, draft.gaps[version.version_id]
-    _, rejections = _survey(draft.fleet, version)
-    reason = explain.unplaced(name, version.spec.gpu_memory, number, rejections)
-    return Unplaced(name, number, _main_code(rejections), reason, tuple(rejections))
+    found = survey(draft.fleet, version)
+    whole = name == draft.whole
+    rejections, ruled_out = found.rejections(whole), found.ruled_out()
+    reason = explain.unplaced(name, version.spec.gpu_memory, number, ruled_out, rejections)
+    return Unplaced(name, number, _main_code(dict(ruled_out)), reason, rejections)
 
 
-def _main_code(rejections: list[Rejection]) -> str:
+def _main_code(codes: Iterable[str]) -> str:
     """The code that says best what would help: a wait, another neighbour, more memory, a node."""
-    codes = {one.code for one in rejections}
+    found = set(codes)
     for code in HELPFUL_CODES:
-        if code in codes:
+        if code in found:
             return code
-    return "no_ready_node" if codes else "no_device"
+    return "no_ready_node" if found else "no_device"
 
 
 # --- spreading --------------------------------------------------------------------------------
@@ -221,64 +241,20 @@ def _spread(draft: _Draft, version: VersionView, views: list[AssignedView]) -> N
     node_id, number = Counter(view.assignment.node_id for view in views).most_common(1)[0]
     if number < 2:
         return
-    candidates, rejections = _survey(draft.fleet, version)
-    if candidates and _on_node(draft.fleet, candidates[0], version) <= number - 2:
-        _start(draft, version, candidates, rejections, explain.relieves(node_id, number))
+    found = survey(draft.fleet, version)
+    if found.num_candidates and _on_node(found) <= number - 2:
+        _start(draft, found, explain.relieves(node_id, number))
 
 
-def _on_node(fleet: Fleet, place: Candidate, version: VersionView) -> int:
-    return fleet.num_on_node.get((place.node_id, version.version_id), 0)
+def _on_node(found: Survey) -> int:
+    """How many of the version are on the node of the best device already."""
+    node_id = found.fleet.slots[found.best].node.node_id
+    return found.fleet.num_on_node.get(found.version.version_id, Counter())[node_id]
 
 
 # --- eviction ---------------------------------------------------------------------------------
-def _victims(fleet: Fleet, version: VersionView) -> list[Resident] | None:
-    """The cheapest residents of one place whose eviction lets ``version`` in; None if none do.
-
-    Cheapest: the least important class hurt, then the fewest bytes, then the first device.
-    """
-    best: tuple[tuple[int, int, int], list[Resident]] | None = None
-    for slot in fleet.slots:
-        chosen = _victims_at(fleet, slot, version)
-        if not chosen:
-            continue
-        cost = (
-            -min(victim.version.rank for victim in chosen),
-            sum(victim.assignment.memory_bytes for victim in chosen),
-            len(chosen),
-        )
-        if best is None or cost < best[0]:
-            best = cost, chosen
-    return best[1] if best else None
-
-
-def _victims_at(fleet: Fleet, slot: Slot, version: VersionView) -> list[Resident]:
-    """A small set of lower-priority residents to evict at ``slot``; empty if that cannot help."""
-    lower: dict[str, Resident] = {}
-    for one in fleet.span(slot.node.node_id, slot.device.index, version):
-        for replica_id, resident in one.residents.items():
-            if resident.version.rank > version.rank:
-                lower[replica_id] = resident
-    if not lower or rejection(fleet, slot, version, lower) is not None:
-        return []
-    # From all of them, spare one after the other, the most important and busiest first.
-    order = sorted(lower.values(), key=lambda r: (r.version.rank, r.idle_s, _spare_key(r)))
-    chosen = dict(lower)
-    for resident in order:
-        if must_not_meet(version, resident.version):
-            continue
-        rest = {rid: one for rid, one in chosen.items() if one is not resident}
-        if rejection(fleet, slot, version, rest) is None:
-            chosen = rest
-    return [chosen[replica_id] for replica_id in sorted(chosen)]
-
-
-def _spare_key(resident: Resident) -> tuple[int, str]:
-    return -shard_bytes(resident.assignment, resident.version), resident.assignment.replica_id
-
-
 def _evict(draft: _Draft, victim: Resident, winner: VersionView) -> None:
-    draft.fleet.remove(victim)
-    draft.queue.push(victim.version)
+    _remove(draft, victim)
     if draft.started.pop(victim.assignment.replica_id, None) is None:
         reason = explain.evicted(
             victim.assignment.replica_id,
@@ -289,12 +265,9 @@ def _evict(draft: _Draft, victim: Resident, winner: VersionView) -> None:
         draft.stopped.append(Stopped(victim.assignment, "evicted", reason))
 
 
-def _fit_shrunken(draft: _Draft, kept: set[str]) -> None:
-    """Evict from devices that hold more than they have, e.g. after joining with less memory.
-
-    Only a replica in ``kept`` is missing then: a leaving one is counted as missing already.
-    """
-    for slot in draft.fleet.slots:
+def _fit_shrunken(draft: _Draft) -> None:
+    """Evict from devices that hold more than they have, e.g. after joining with less memory."""
+    for slot in draft.fleet.slots.values():
         while slot.used_bytes > slot.device.capacity_bytes and slot.residents:
             victim = max(
                 slot.residents.values(),
@@ -302,6 +275,20 @@ def _fit_shrunken(draft: _Draft, kept: set[str]) -> None:
             )
             end = over_capacity(victim.assignment, slot.used_bytes, slot.device.capacity_bytes)
             draft.stopped.append(end)
-            draft.fleet.remove(victim)
-            if victim.assignment.replica_id in kept:
-                draft.queue.push(victim.version)
+            _remove(draft, victim)
+
+
+def _remove(draft: _Draft, victim: Resident) -> None:
+    """Take it off. It is missing then, unless it was leaving (and so counted already, or one too
+    many), or a spare one can stay in its place."""
+    draft.fleet.remove(victim)
+    name, spare, leaving = victim.assignment.replica_id, draft.found.spare, draft.leaving
+    spare.pop(name, None)
+    if name in leaving:
+        return
+    stays = next((one for one, known in spare.items() if known == victim.version.version_id), None)
+    if stays is None:
+        draft.queue.push(victim.version)
+    else:
+        del spare[stays]
+        leaving.remove(stays)

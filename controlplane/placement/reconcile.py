@@ -1,9 +1,10 @@
 """What is against what should be: which replicas stay, go, leave soon, or are missing.
 
 This step moves nothing and looks at no free memory. A replica that may stay, stays: the only
-reasons to stop one are named in ``Stopped.code``. Replicas on a draining node are *leaving*: they
-are replaced first and stopped when as many others are ready as there should be. Worked example, two
-replicas of a are wanted and n1, which holds a.0, is draining::
+reasons to stop one are named in ``Stopped.code``. Replicas on a draining node, and those that an
+assignment ``replaces`` (``repack``), are *leaving*: they are replaced first and stopped when as
+many others are ready as there should be. Worked example, two replicas of a are wanted and n1, which
+holds a.0, is draining::
 
     a.0 ready on n1, a.1 ready on n2              keep a.1, a.0 is leaving, 1 missing
     a.2 started on n3, loading                    keep a.1 a.2, a.0 is leaving, 0 missing
@@ -17,9 +18,10 @@ longer each time. Only when that has failed ``LOCAL_RETRIES`` times in a row doe
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from controlplane.domain.placement import Assignment, Stopped
+from controlplane.domain.placement import Assignment, Stopped, shards_of
 from controlplane.placement.explain import bytes_text
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, NodeView, VersionView
 
@@ -28,12 +30,14 @@ LOCAL_RETRIES = 2
 
 @dataclass(slots=True)
 class Difference:
-    """``missing`` counts, by version id, the replicas to be placed."""
+    """``missing`` counts, by version id, the replicas to be placed. ``spare``: the version of those
+    ``leaving`` replicas that are only too many; they can stay should a kept one have to go."""
 
     kept: list[AssignedView] = field(default_factory=list)
     leaving: list[AssignedView] = field(default_factory=list)
     stopped: list[Stopped] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
+    spare: dict[str, str] = field(default_factory=dict)
 
 
 def difference(snapshot: FleetSnapshot) -> Difference:
@@ -71,22 +75,34 @@ def _must_stop(
 ) -> Stopped | None:
     """Why the replica cannot go on whatever else happens; None if it can."""
     placed = view.assignment
-    node = nodes.get(placed.node_id)
     if placed.version_id not in versions:
         return Stopped(placed, "retired", f"{placed.version_id} is retired.")
-    if node is None or node.status in ("lost", "absent"):
-        return Stopped(placed, "node_lost", f"Node {placed.node_id} is lost.")
-    if _last_device(placed, versions) not in {device.index for device in node.devices}:
-        return Stopped(
-            placed, "node_lost", f"Node {placed.node_id} has no device {placed.device_index} now."
-        )
+    for shard in shards_of(placed, versions[placed.version_id].spec.tensor_parallel):
+        node = nodes.get(shard.node_id)
+        if node is None or node.status in ("lost", "absent"):
+            return Stopped(placed, "node_lost", f"Node {shard.node_id} is lost.")
+        if shard.device_index not in {device.index for device in node.devices}:
+            reason = f"Node {shard.node_id} has no device {shard.device_index} now."
+            return Stopped(placed, "node_lost", reason)
     if view.state == "failed" and (placed.node_id, placed.version_id) not in restarting:
         return Stopped(placed, "failed", f"The replica failed on {placed.node_id}.")
     return None
 
 
-def _last_device(placed: Assignment, versions: dict[str, VersionView]) -> int:
-    return placed.device_index + versions[placed.version_id].spec.tensor_parallel - 1
+def _why_leaving(
+    view: AssignedView,
+    version: VersionView,
+    nodes: dict[str, NodeView],
+    replaced: Collection[str | None],
+) -> tuple[str, str] | None:
+    """Why it stops once enough others are ready, as code and sentence; None if it stays."""
+    for shard in shards_of(view.assignment, version.spec.tensor_parallel):
+        if nodes[shard.node_id].draining:
+            reason = f"Node {shard.node_id} is draining, its replacement is ready."
+            return "node_draining", reason
+    if view.assignment.replica_id in replaced:
+        return "moved", f"It has moved from {view.assignment.node_id}, its replacement is ready."
+    return None
 
 
 def _count(
@@ -96,8 +112,9 @@ def _count(
     found: Difference,
 ) -> None:
     """Sort the version's replicas into kept, leaving and surplus, and count what is missing."""
-    leaving = [view for view in views if nodes[view.assignment.node_id].draining]
-    staying = [view for view in views if not nodes[view.assignment.node_id].draining]
+    replaced = {view.assignment.replaces for view in views}
+    leaving = [view for view in views if _why_leaving(view, version, nodes, replaced)]
+    staying = [view for view in views if view not in leaving]
     staying = _best_spread_first(staying)
     kept, surplus = staying[: version.num_replicas], staying[version.num_replicas :]
     found.kept += kept
@@ -106,13 +123,14 @@ def _count(
     for view in surplus:
         if view.state == "ready" and num_ready < len(kept):
             found.leaving.append(view)
+            found.spare[view.assignment.replica_id] = version.version_id
         else:
             reason = f"{version.version_id} should have {version.num_replicas} replicas."
             found.stopped.append(Stopped(view.assignment, "surplus", reason))
     for view in leaving:
         if num_ready >= version.num_replicas:
-            reason = f"Node {view.assignment.node_id} is draining, its replacement is ready."
-            found.stopped.append(Stopped(view.assignment, "node_draining", reason))
+            code, reason = _why_leaving(view, version, nodes, replaced) or ("", "")
+            found.stopped.append(Stopped(view.assignment, code, reason))
         else:
             found.leaving.append(view)
 

@@ -3,8 +3,10 @@
 Nothing here is looked up later, so a stored snapshot plans again to the same decision.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from controlplane.domain.ids import NodeId, VersionId
 from controlplane.domain.model import VersionSpec
@@ -18,12 +20,16 @@ BACKOFF_LIMIT_S = 300.0
 @dataclass(frozen=True, slots=True)
 class DeviceView:
     """``reserved_bytes`` is kept free for the driver and workspace, ``foreign_bytes`` is what
-    other processes hold: it counts against new replicas, and evicts none."""
+    other processes hold: it counts against new replicas, and evicts none. ``link``: the symmetric
+    interconnect (NVLink) it is on; devices of a node without one are alike to each other."""
 
     index: int
     memory_bytes: int
     reserved_bytes: int = 0
     foreign_bytes: int = 0
+    kind: str = ""
+    name: str = ""
+    link: str = ""
 
     @property
     def capacity_bytes(self) -> int:
@@ -32,13 +38,30 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """``status``: ready | suspect | lost, as the log has it."""
+    """``status``: ready | suspect | lost, as the log has it. ``cpu_milli`` and ``host_memory`` of 0
+    are not known and bound nothing; ``fabric``: the network (InfiniBand) that joins nodes."""
 
     node_id: NodeId
     devices: tuple[DeviceView, ...]
     status: str = "ready"
     draining: bool = False
     zone: str = ""
+    cpu_milli: int = 0
+    host_memory: int = 0
+    fabric: str = ""
+
+
+class Shape(NamedTuple):
+    """What decides where a version fits, apart from who is there already. ``shard_bytes``: on each
+    of ``num_devices``; percents of each device's time; host needs of the whole replica."""
+
+    num_devices: int
+    shard_bytes: int
+    guaranteed: int
+    compute: int
+    cpu_milli: int
+    host_memory: int
+    gpu_classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +80,30 @@ class VersionView:
     def shard_bytes(self) -> int:
         """Memory on each of its ``tensor_parallel`` devices."""
         return -(-self.spec.gpu_memory // self.spec.tensor_parallel)
+
+    @cached_property
+    def shape(self) -> Shape:
+        spec, needs = self.spec, self.spec.needs
+        return Shape(
+            spec.tensor_parallel,
+            self.shard_bytes,
+            spec.guaranteed_percent,
+            needs.compute_percent,
+            needs.cpu_milli,
+            needs.host_memory,
+            needs.gpu_classes,
+        )
+
+
+def is_of_class(device: DeviceView, gpu_classes: Iterable[str]) -> bool:
+    """Whether any of the words is the device's kind or a part of its name; none asks for none::
+
+    is_of_class(DeviceView(0, 80, name="NVIDIA H100 80GB HBM3"), ("h100", "h200")) is True
+    """
+    words = [word.lower() for word in gpu_classes]
+    return not words or any(
+        word == device.kind.lower() or word in device.name.lower() for word in words
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from msgspec.structs import asdict, replace
 
 from controlplane.domain import model as domain
 from controlplane.domain.ids import version_id
-from controlplane.domain.model import Access, Colocation, VersionSpec
+from controlplane.domain.model import Access, Colocation, Needs, VersionSpec
 from controlplane.domain.money import FREE, Price
 from controlplane.projections.base import Projection, Recorded, Row, Rows
 
@@ -55,6 +55,7 @@ class Version(Row, frozen=True, kw_only=True):
     swap_bytes: int | None
     disaggregation: str
     guaranteed_percent: int
+    needs: Needs
     created_at: float
     added_at_position: int
     price: Price = FREE
@@ -161,7 +162,7 @@ def _price_set(rows: Rows, event: domain.ModelPriceSet, recorded: Recorded) -> N
 
 PROJECTION = Projection(
     "catalog",
-    4,
+    5,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,

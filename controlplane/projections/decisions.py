@@ -52,4 +52,4 @@ def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
         rows.put(DecisionAbout(f"{name}/{recorded.position}", name, recorded.position))
 
 
-PROJECTION = Projection("decisions", 2, (Decision, DecisionAbout), {PlacementDecided: _decided})
+PROJECTION = Projection("decisions", 3, (Decision, DecisionAbout), {PlacementDecided: _decided})

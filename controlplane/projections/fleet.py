@@ -15,7 +15,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from controlplane.domain import node as domain
-from controlplane.domain.node import DeviceInfo
+from controlplane.domain.node import DeviceInfo, HostInfo
 from controlplane.domain.placement import (
     PlacementDecided,
     Started,
@@ -34,6 +34,7 @@ class Node(Row, frozen=True):
     zone: str
     boot_id: str
     devices: tuple[DeviceInfo, ...]
+    host: HostInfo
     joined_at: float
     last_seen: float
     version: int
@@ -93,6 +94,7 @@ def _joined(rows: Rows, event: domain.NodeJoined, recorded: Recorded) -> None:
         event.zone,
         event.boot_id,
         event.devices,
+        event.host,
         old.joined_at if old else event.at,
         event.at,
         recorded.version,
@@ -281,7 +283,7 @@ def _state(rows: Rows, replica: Replica) -> str:
 
 PROJECTION = Projection(
     "fleet",
-    1,
+    2,
     (Node, Replica, LoadFailure),
     {
         domain.NodeJoined: _joined,

@@ -30,6 +30,7 @@ class AgentSettings(BaseSettings):
     creds: Path | None = Field(None, description="This node's credentials file.")
     devices: str = Field("auto", description="auto, cuda, or e.g. cpu:4GiB,cpu:4GiB.")
     zone: str = Field("", description="Rack, region or site of this node.")
+    fabric: str = Field("", description="Network that joins its GPUs to others', e.g. ib-east.")
     labels: str = Field("", description="Labels for placement, e.g. disk=ssd,tier=a.")
     state_dir: Path = Field(Path("./.run/agent"), description="What must outlive this process.")
     model_cache: Path = Field(Path("./.run/models"), description="Where models are kept.")

@@ -8,6 +8,7 @@ and where there are none the CPU as one device with all memory.
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -70,10 +71,29 @@ def _gpus() -> tuple[Device, ...]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
-    return tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+    number = range(pynvml.nvmlDeviceGetCount())
+    links = _links([pynvml.nvmlDeviceGetHandleByIndex(index) for index in number])
+    return tuple(_gpu(index, links[index]) for index in number)
 
 
-def _gpu(index: int) -> Device:
+def _links(handles: list[Any]) -> list[str]:
+    """The NVLink domain of each GPU, named after its first; empty where it is linked to none."""
+    links = [""] * len(handles)
+    for first, one in enumerate(handles):
+        linked = [i for i, other in enumerate(handles) if i != first and _is_linked(one, other)]
+        for index in (first, *linked) if linked else ():
+            links[index] = links[index] or f"nvlink{first}"
+    return links
+
+
+def _is_linked(one: Any, other: Any) -> bool:
+    with suppress(pynvml.NVMLError):
+        status = pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        return bool(status == pynvml.NVML_P2P_STATUS_OK)
+    return False
+
+
+def _gpu(index: int, link: str) -> Device:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     return Device(
         index=index,
@@ -81,4 +101,5 @@ def _gpu(index: int) -> Device:
         name=str(pynvml.nvmlDeviceGetName(handle)),
         memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        link=link,
     )

@@ -1,10 +1,12 @@
 """What the node says about itself: observed state, telemetry, metrics, health."""
 
+import os
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
 
 import msgspec
+import psutil
 
 from gpuagent.agent import ipc, telemetry
 from gpuagent.agent.http import Answer, json_answer
@@ -38,6 +40,9 @@ class Reports:
             labels=node.settings.label_map(),
             version=self._version,
             at=time.time(),
+            cpu_milli=1000 * (os.cpu_count() or 0),
+            host_memory=int(psutil.virtual_memory().total),
+            fabric=node.settings.fabric,
         )
 
     def telemetry(self) -> Telemetry:

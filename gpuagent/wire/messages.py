@@ -84,6 +84,7 @@ class Device(Message, frozen=True, kw_only=True):
     name: str
     memory_bytes: int
     uuid: str = ""
+    link: str = ""  # the NVLink domain it shares with others of this node
 
 
 class ReplicaStatus(Message, frozen=True, kw_only=True):
@@ -118,7 +119,11 @@ class ReplicaStatus(Message, frozen=True, kw_only=True):
 
 
 class ObservedState(Message, frozen=True, kw_only=True):
-    """What the node really runs; ``acked_*`` is the newest desired state it has accepted."""
+    """What the node really runs; ``acked_*`` is the newest desired state it has accepted.
+
+    ``cpu_milli`` and ``host_memory`` are the node's own, 0 if not told; ``fabric`` names the
+    network that joins its devices to other nodes'.
+    """
 
     node_id: str
     boot_id: str
@@ -130,6 +135,9 @@ class ObservedState(Message, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     version: str = ""
     at: float = 0.0
+    cpu_milli: int = 0
+    host_memory: int = 0
+    fabric: str = ""
 
 
 # --- telemetry: node -> everyone, core NATS, every 2 s (it is the heartbeat) -------------------

@@ -165,11 +165,14 @@ def test_the_command_says_equal_or_where_not(
     call_command("replay_decision", last.decision_id, stdout=(out := StringIO()))
     assert "equal, bit for bit" in out.getvalue()
     call_command("replay_decision", "--all", stdout=(out := StringIO()))
-    assert out.getvalue().endswith("equal, 0 different, 0 without their inputs\n")
+    assert out.getvalue().endswith("equal, 0 different, 0 not comparable\n")
     monkeypatch.setattr("controlplane.placement.score.NODE_WEIGHT", -10.0)
     with pytest.raises(CommandError, match="decides otherwise"):
         call_command("replay_decision", "--all", stdout=(out := StringIO()))
     assert "started[0].candidates[0]" in out.getvalue()
+    monkeypatch.undo()
+    call_command("recompute_decision", last.decision_id, stdout=(out := StringIO()))
+    assert "equal, bit for bit" in out.getvalue()
     for wrong in ([], ["--all", "x"], ["nothing"]):
         with pytest.raises(CommandError):
             call_command("replay_decision", *wrong)

@@ -27,10 +27,17 @@ SPEC = model.VersionSpec(
     draft_model="file:///models/small",
     swap_bytes=2**26,
 )
-GUARANTEED = replace(SPEC, priority="high", guaranteed_percent=40)
-DEVICES = (node.DeviceInfo(0, "cpu", "CPU", 4 * GIB),)
+NEEDS = model.Needs(("H100", "H200"), 60, 4_000, 8 * GIB)
+GUARANTEED = replace(SPEC, priority="high", guaranteed_percent=40, needs=NEEDS)
+DEVICES = (node.DeviceInfo(0, "cuda", "NVIDIA H100", 80 * GIB, "nvlink0"),)
+HOST = node.HostInfo(96_000, 768 * GIB, "ib-east")
 ARMS = (route.Arm("a", V1, 0.75), route.Arm("b", VersionId("smollm2@v2"), 0.25))
 ASSIGNMENT = placement.Assignment(R1, V1, NODE, 0, 2 * GIB)
+GROUP = replace(
+    ASSIGNMENT,
+    shards=(placement.Shard(NODE, 0), placement.Shard(NodeId("n2"), 3)),
+    replaces=ReplicaId("smollm2.v1.g0.0"),
+)
 REJECTION = placement.Rejection(NodeId("n2"), 0, "no_memory", "needs 2 GiB, has 1 GiB")
 CANDIDATE = placement.Candidate(NODE, 0, 0.5, (placement.ScoreTerm("fit", 0.5),))
 
@@ -68,7 +75,7 @@ SAMPLES: tuple[Event, ...] = (
     route.RouteCreated("chat", ARMS, True, 1.0),
     route.RouteArmsChanged("chat", ARMS[:1], False, 2.0),
     route.RouteDeleted("chat", 3.0),
-    node.NodeJoined(NODE, "boot-1", "zone-a", DEVICES, 1.0),
+    node.NodeJoined(NODE, "boot-1", "zone-a", DEVICES, 1.0, HOST),
     node.NodeSuspected(NODE, 6.5, 2.0),
     node.NodeRecovered(NODE, "boot-1", 3.0),
     node.NodeLost(NODE, 15.5, 4.0),
@@ -84,11 +91,15 @@ SAMPLES: tuple[Event, ...] = (
     placement.PlacementDecided(
         "d-1",
         41,
-        (placement.Started(ASSIGNMENT, "1 of 1 wanted", (CANDIDATE,), (REJECTION,)),),
+        (
+            placement.Started(
+                GROUP, "1 of 1 wanted", (CANDIDATE,), (REJECTION,), 3, (("no_memory", 2),)
+            ),
+        ),
         (placement.Stopped(ASSIGNMENT, "surplus", "2 run, 1 wanted"),),
         (placement.Unplaced(V1, 1, "no_memory", "fits nowhere", (REJECTION,)),),
         12.0,
-        placement.PlanInputs(((NODE, 0, GIB),), ((R1, 2.5),), (("cuda", 2 * GIB),)),
+        placement.PlanInputs(((NODE, 0, GIB),), ((R1, 2.5),), (("cuda", 2 * GIB),), 2),
     ),
     REFUSED,
     audit.DashboardUserSaved("ann", "viewer", "operator", "acme", 2.0),

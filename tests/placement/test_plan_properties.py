@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from controlplane.domain.placement import Assignment
+from controlplane.domain.placement import Assignment, shards_of
 from controlplane.placement.feasible import must_not_meet
 from controlplane.placement.plan import PlacementPlan, plan
 from controlplane.placement.snapshot import FleetSnapshot, NodeView, VersionView
@@ -19,7 +19,7 @@ def spans(snapshot: FleetSnapshot, placed: Assignment) -> list[tuple[tuple[str, 
     version = snapshot.versions_by_id()[placed.version_id]
     count = version.spec.tensor_parallel
     share = -(-placed.memory_bytes // count)
-    return [((placed.node_id, placed.device_index + i), share) for i in range(count)]
+    return [((one.node_id, one.device_index), share) for one in shards_of(placed, count)]
 
 
 def used(snapshot: FleetSnapshot) -> Counter[tuple[str, int]]:

@@ -32,6 +32,7 @@ NOW_ONLY = {
     "session_retrieve": "says who is logged in now",
     "session_methods": "says how one may log in now",
     "status_retrieve": "says how this installation is now",
+    "placements_repack": "says what could be moved now",
     "decisions_replay": "computes what an event says again: the same whenever it is asked",
     "checkpoints_list": "each checkpoint says itself of which size of the log it is",
     "checkpoints_consistency": "takes two sizes of the log",

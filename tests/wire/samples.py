@@ -37,7 +37,9 @@ REPLICA = messages.ReplicaSpec(
     disaggregation="prefill-decode",
     guaranteed_percent=40,
 )
-DEVICE = messages.Device(index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1")
+DEVICE = messages.Device(
+    index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1", link="nvlink0"
+)
 STATUS = messages.ReplicaStatus(
     replica_id="chat.1.g7.0",
     version_id="chat@1",
@@ -152,6 +154,9 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         labels={"disk": "ssd"},
         version="0.1.0",
         at=1.5e9,
+        cpu_milli=96_000,
+        host_memory=768 << 30,
+        fabric="ib-east",
     ),
     DEVICE_LOAD,
     REPLICA_LOAD,

@@ -16,7 +16,7 @@ from controlplane.application.fleet import (
     ReplicaLoad,
     ReplicaReport,
 )
-from controlplane.domain.node import DeviceInfo
+from controlplane.domain.node import DeviceInfo, HostInfo
 from gpuagent.wire import messages as wire
 from gpuagent.wire.codec import decode
 
@@ -72,7 +72,7 @@ def node_report(payload: bytes, node_id: str) -> NodeReport:
     """An observed state; raises WireError or Rejected."""
     state = decode(payload, wire.ObservedState)
     _same_node(state.node_id, node_id)
-    _natural(state.acked_epoch, state.acked_generation)
+    _natural(state.acked_epoch, state.acked_generation, state.cpu_milli, state.host_memory)
     return NodeReport(
         state.node_id,
         state.boot_id,
@@ -81,12 +81,13 @@ def node_report(payload: bytes, node_id: str) -> NodeReport:
         state.zone,
         tuple(_device(device) for device in state.devices),
         tuple(_replica_report(replica) for replica in state.replicas),
+        HostInfo(state.cpu_milli, state.host_memory, state.fabric),
     )
 
 
 def _device(device: wire.Device) -> DeviceInfo:
     _natural(device.index, device.memory_bytes)
-    return DeviceInfo(device.index, device.kind, device.name, device.memory_bytes)
+    return DeviceInfo(device.index, device.kind, device.name, device.memory_bytes, device.link)
 
 
 def _replica_report(status: wire.ReplicaStatus) -> ReplicaReport:

@@ -1,14 +1,17 @@
 """Whether a stored decision is what the planner decides again from what it saw then."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from controlplane import bootstrap
 from controlplane.application.ports import RecordedEvent
-from controlplane.application.replay import Replay, replay
+from controlplane.application.replay import Replay, replay, whole
 from controlplane.domain.placement import PlacementDecided
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.sources import Source
+from controlplane.placement.explain import explain
 from controlplane.projections.fleet import Replica
 
 
@@ -17,6 +20,22 @@ def replay_at(position: int) -> Replay:
     recorded = _decision_at(position)
     assert isinstance(recorded.event, PlacementDecided)
     return replay(bootstrap.fleet_timeline().at(recorded.event.planned_from), recorded)
+
+
+def told(position: int) -> dict[str, Any]:
+    """What else a decision says of itself: the observed inputs, and all of it as sentences."""
+    event = _decision_at(position).event
+    assert isinstance(event, PlacementDecided)
+    return {"inputs": msgspec.to_builtins(event.inputs), "sentences": explain(event)}
+
+
+def _whole(position: int, replica_id: str) -> dict[str, Any]:
+    """Every candidate and rejection of a start, made again from the decision's inputs."""
+    recorded = _decision_at(position)
+    assert isinstance(recorded.event, PlacementDecided)
+    fleet = bootstrap.fleet_timeline().at(recorded.event.planned_from)
+    found = whole(fleet, recorded.event, replica_id)
+    return {} if found is None else cast(dict[str, Any], msgspec.to_builtins(found))
 
 
 def _decision_at(position: int) -> RecordedEvent:
@@ -33,8 +52,9 @@ def explained(source: Source, replica_id: str, upto: int) -> reading.Found:
     last changed the number of replicas that the decision was to place."""
     row = reading.required(source.get(Replica, replica_id), "replica", replica_id)
     decision = reading.decision(row.decision_id, upto)
+    complete = _whole(decision.body["position"], replica_id)
     about = [
-        {"change": change, **one}
+        {"change": change, **one, **(complete if change == "started" else {})}
         for change in ("started", "stopped")
         for one in decision.body[change]
         if one["assignment"]["replica_id"] == replica_id

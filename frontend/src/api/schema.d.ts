@@ -490,6 +490,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/placements/repack/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["placements_repack"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/preloads/": {
         parameters: {
             query?: never;
@@ -1073,6 +1089,10 @@ export interface components {
             node_id: string;
             device_index: number;
             memory_bytes: number;
+            /** @description All devices of a tensor-parallel group; empty: it takes one. */
+            shards: components["schemas"]["Shard"][];
+            /** @description The replica that leaves once this one is ready. */
+            replaces: string | null;
         };
         /** @description One try of one choice of a request on one replica. */
         Attempt: {
@@ -1317,6 +1337,8 @@ export interface components {
             kind: string;
             name: string;
             memory_bytes: number;
+            /** @description The symmetric interconnect that it shares with others of its node; empty: none. */
+            link: string;
         };
         Difference: {
             /** @description Like started[0].reason. */
@@ -1422,6 +1444,10 @@ export interface components {
             check: string;
             detail: string;
         };
+        Fitting: {
+            version_id: string;
+            number: number;
+        };
         /** @description ``came``: what the forecast before this one had expected, and what came. */
         Forecast: {
             position: number;
@@ -1437,6 +1463,14 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Forecast"][];
         };
+        /** @description What a node has beside its devices; 0: not known. */
+        Host: {
+            /** @description Thousandths of a core. */
+            cpu_milli: number;
+            memory_bytes: number;
+            /** @description The network that joins its devices to other nodes'. */
+            fabric: string;
+        };
         /** @description RFC 6962 audit path: from ``SHA-256(0x00 || record)`` to the root. */
         Inclusion: {
             path: string[];
@@ -1450,6 +1484,17 @@ export interface components {
             root: string;
             /** @description Of that size, if there is one. */
             checkpoint: components["schemas"]["Checkpoint"] | null;
+        };
+        /** @description What the planner saw beside the log up to ``planned_from``; zeros are left out. */
+        Inputs: {
+            /** @description (node, device, bytes of other processes) */
+            foreign_bytes: unknown;
+            /** @description (replica, seconds since it last worked) */
+            idle_s: unknown;
+            /** @description (kind of device, bytes kept free) */
+            reserved_bytes: unknown;
+            /** @description Which rules and weights decided. */
+            planner: number;
         };
         /** @description ``secret`` is shown this once; a replay by Idempotency-Key says null. */
         IssuedKey: {
@@ -1601,6 +1646,55 @@ export interface components {
             results: components["schemas"]["Model"][];
             count: number;
         };
+        Move: {
+            replica_id: string;
+            version_id: string;
+            memory_bytes: number;
+            from_node: string;
+            from_device: number;
+            to_node: string;
+            to_device: number;
+        };
+        /** @description What a replica needs beside memory on its devices. */
+        Needs: {
+            /** @description Words of a device's name, or its kind; any will do. */
+            gpu_classes?: string[];
+            /**
+             * @description Of its devices' time, typically; a hint.
+             * @default 0
+             */
+            compute_percent: number;
+            /**
+             * @description Thousandths of a core of its node.
+             * @default 0
+             */
+            cpu_milli: number;
+            /**
+             * @description Bytes of its node.
+             * @default 0
+             */
+            host_memory: number;
+        };
+        /** @description What a replica needs beside memory on its devices. */
+        NeedsRequest: {
+            /** @description Words of a device's name, or its kind; any will do. */
+            gpu_classes?: string[];
+            /**
+             * @description Of its devices' time, typically; a hint.
+             * @default 0
+             */
+            compute_percent: number;
+            /**
+             * @description Thousandths of a core of its node.
+             * @default 0
+             */
+            cpu_milli: number;
+            /**
+             * @description Bytes of its node.
+             * @default 0
+             */
+            host_memory: number;
+        };
         Node: {
             node_id: string;
             status: components["schemas"]["NodeStatusEnum"];
@@ -1612,6 +1706,7 @@ export interface components {
             /** @description Of the last plan for this node. */
             desired_generation: number;
             devices: components["schemas"]["Device"][];
+            host: components["schemas"]["Host"];
             replicas: components["schemas"]["Replica"][];
             /** Format: double */
             joined_at: number;
@@ -1634,6 +1729,22 @@ export interface components {
          * @enum {string}
          */
         NodeStatusEnum: "ready" | "suspect" | "lost";
+        OneDecision: {
+            decision_id: string;
+            generation: number;
+            position: number;
+            /** @description Log position that the planner saw. */
+            planned_from: number;
+            /** Format: double */
+            at: number;
+            actor: string;
+            started: components["schemas"]["Started"][];
+            stopped: components["schemas"]["Stopped"][];
+            unplaced: components["schemas"]["Unplaced"][];
+            inputs: components["schemas"]["Inputs"] | null;
+            /** @description One for each change and each gap. */
+            sentences: string[];
+        };
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         OrderRequest: {
             /** @description Kept in the audit. */
@@ -1788,6 +1899,18 @@ export interface components {
             code: string;
             detail: string;
         };
+        /** @description What moving replicas together would gain; ``manage.py repack --apply`` starts it. */
+        Repack: {
+            moves: components["schemas"]["Move"][];
+            moved_bytes: number;
+            /** @description Replicas that fit nowhere now. */
+            num_unplaced: number;
+            /** @description Of these, those that fit after the moves. */
+            placed: components["schemas"]["Fitting"][];
+            /** @description Devices that fall empty. */
+            emptied: components["schemas"]["Shard"][];
+            sentences: string[];
+        };
         /** @description The decision made again from what it saw: the log up to planned_from, and its inputs. */
         Replay: {
             decision_id: string;
@@ -1795,6 +1918,8 @@ export interface components {
             planned_from: number;
             /** @description False for events of schema version 1: a difference then proves nothing. */
             inputs_recorded: boolean;
+            /** @description Which rules and weights decided; 0: moves that were asked for. */
+            planner: number;
             /** @description Bit for bit. */
             equal: boolean;
             differences: components["schemas"]["Difference"][];
@@ -2045,6 +2170,10 @@ export interface components {
             tenant_id: string;
             csrf_token: string;
         };
+        Shard: {
+            node_id: string;
+            device_index: number;
+        };
         SignInMethod: {
             name: string;
             /** @description Where the browser goes. */
@@ -2069,8 +2198,13 @@ export interface components {
         Started: {
             assignment: components["schemas"]["Assignment"];
             reason: string;
+            /** @description The best ones. */
             candidates: components["schemas"]["Candidate"][];
+            /** @description Of a large fleet a few of each code. */
             rejections: components["schemas"]["Rejection"][];
+            num_candidates: number;
+            /** @description Pairs: the code of a rule, and how many devices it excluded. */
+            ruled_out: unknown[][];
         };
         Status: {
             /** @description Of the read model. */
@@ -2273,6 +2407,7 @@ export interface components {
             disaggregation: components["schemas"]["DisaggregationEnum"];
             /** @description Of a shared device's time, whenever it has work; 0: nothing is promised. */
             guaranteed_percent: number;
+            needs: components["schemas"]["Needs"];
             retired: boolean;
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
@@ -2309,6 +2444,7 @@ export interface components {
             disaggregation?: string;
             /** @description Of a shared device's time; for priority high alone. */
             guaranteed_percent?: number;
+            needs?: components["schemas"]["NeedsRequest"];
         };
         VersionPage: {
             next: string | null;
@@ -2667,7 +2803,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Decision"];
+                    "application/json": components["schemas"]["OneDecision"];
                 };
             };
             "4XX": {
@@ -3676,6 +3812,35 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Explanation"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    placements_repack: {
+        parameters: {
+            query?: {
+                max_moves?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Repack"];
                 };
             };
             "4XX": {

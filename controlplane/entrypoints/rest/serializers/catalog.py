@@ -34,6 +34,19 @@ class ColocationSerializer(Body):
     isolation = Text(required=False, default="shared")
 
 
+class NeedsSerializer(Body):
+    """What a replica needs beside memory on its devices."""
+
+    gpu_classes = Texts(
+        required=False, help_text="Words of a device's name, or its kind; any will do."
+    )
+    compute_percent = Integer(
+        required=False, default=0, help_text="Of its devices' time, typically; a hint."
+    )
+    cpu_milli = Integer(required=False, default=0, help_text="Thousandths of a core of its node.")
+    host_memory = Integer(required=False, default=0, help_text="Bytes of its node.")
+
+
 class AccessSerializer(serializers.Serializer[Any]):
     public = serializers.BooleanField()
     tenants = serializers.ListField(child=serializers.CharField())
@@ -79,6 +92,7 @@ class VersionSerializer(serializers.Serializer[Any]):
     guaranteed_percent = serializers.IntegerField(
         help_text="Of a shared device's time, whenever it has work; 0: nothing is promised."
     )
+    needs = NeedsSerializer()
     retired = serializers.BooleanField()
     status = serializers.ChoiceField(VERSION_STATUSES)
     ready_replicas = serializers.IntegerField()
@@ -126,6 +140,7 @@ class VersionOrder(Order):
     guaranteed_percent = Integer(
         required=False, help_text="Of a shared device's time; for priority high alone."
     )
+    needs = NeedsSerializer(required=False)
 
 
 class ScaleOrder(Order):

@@ -4,7 +4,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.entrypoints.rest.fields import Choice, Text, limit_field, position_field
+from controlplane.entrypoints.rest.fields import Choice, Query, Text, limit_field, position_field
 from controlplane.entrypoints.rest.serializers.common import ListQuery, ReadQuery
 from controlplane.entrypoints.rest.serializers.demand import ScalingSerializer
 
@@ -16,6 +16,17 @@ class DeviceSerializer(serializers.Serializer[Any]):
     kind = serializers.CharField()
     name = serializers.CharField()
     memory_bytes = serializers.IntegerField()
+    link = serializers.CharField(
+        help_text="The symmetric interconnect that it shares with others of its node; empty: none."
+    )
+
+
+class HostSerializer(serializers.Serializer[Any]):
+    """What a node has beside its devices; 0: not known."""
+
+    cpu_milli = serializers.IntegerField(help_text="Thousandths of a core.")
+    memory_bytes = serializers.IntegerField()
+    fabric = serializers.CharField(help_text="The network that joins its devices to other nodes'.")
 
 
 class ReplicaSerializer(serializers.Serializer[Any]):
@@ -50,6 +61,7 @@ class NodeSerializer(serializers.Serializer[Any]):
     acked_generation = serializers.IntegerField()
     desired_generation = serializers.IntegerField(help_text="Of the last plan for this node.")
     devices = DeviceSerializer(many=True)
+    host = HostSerializer()
     replicas = ReplicaSerializer(many=True)
     joined_at = serializers.FloatField()
     last_seen = serializers.FloatField(help_text="Last transition in the log, not heartbeat.")
@@ -67,12 +79,23 @@ class PlacementQuery(ListQuery):
     state = Text(required=False)
 
 
+class ShardSerializer(serializers.Serializer[Any]):
+    node_id = serializers.CharField()
+    device_index = serializers.IntegerField()
+
+
 class AssignmentSerializer(serializers.Serializer[Any]):
     replica_id = serializers.CharField()
     version_id = serializers.CharField()
     node_id = serializers.CharField()
     device_index = serializers.IntegerField()
     memory_bytes = serializers.IntegerField()
+    shards = ShardSerializer(
+        many=True, help_text="All devices of a tensor-parallel group; empty: it takes one."
+    )
+    replaces = serializers.CharField(
+        allow_null=True, help_text="The replica that leaves once this one is ready."
+    )
 
 
 class RejectionSerializer(serializers.Serializer[Any]):
@@ -97,8 +120,13 @@ class CandidateSerializer(serializers.Serializer[Any]):
 class StartedSerializer(serializers.Serializer[Any]):
     assignment = AssignmentSerializer()
     reason = serializers.CharField()
-    candidates = CandidateSerializer(many=True)
-    rejections = RejectionSerializer(many=True)
+    candidates = CandidateSerializer(many=True, help_text="The best ones.")
+    rejections = RejectionSerializer(many=True, help_text="Of a large fleet a few of each code.")
+    num_candidates = serializers.IntegerField()
+    ruled_out = serializers.ListField(
+        child=serializers.ListField(child=serializers.JSONField()),
+        help_text="Pairs: the code of a rule, and how many devices it excluded.",
+    )
 
 
 class StoppedSerializer(serializers.Serializer[Any]):
@@ -115,6 +143,15 @@ class UnplacedSerializer(serializers.Serializer[Any]):
     rejections = RejectionSerializer(many=True)
 
 
+class InputsSerializer(serializers.Serializer[Any]):
+    """What the planner saw beside the log up to ``planned_from``; zeros are left out."""
+
+    foreign_bytes = serializers.JSONField(help_text="(node, device, bytes of other processes)")
+    idle_s = serializers.JSONField(help_text="(replica, seconds since it last worked)")
+    reserved_bytes = serializers.JSONField(help_text="(kind of device, bytes kept free)")
+    planner = serializers.IntegerField(help_text="Which rules and weights decided.")
+
+
 class DecisionSerializer(serializers.Serializer[Any]):
     decision_id = serializers.CharField()
     generation = serializers.IntegerField()
@@ -125,6 +162,13 @@ class DecisionSerializer(serializers.Serializer[Any]):
     started = StartedSerializer(many=True)
     stopped = StoppedSerializer(many=True)
     unplaced = UnplacedSerializer(many=True)
+
+
+class OneDecisionSerializer(DecisionSerializer):
+    inputs = InputsSerializer(allow_null=True)
+    sentences = serializers.ListField(
+        child=serializers.CharField(), help_text="One for each change and each gap."
+    )
 
 
 class DifferenceSerializer(serializers.Serializer[Any]):
@@ -141,6 +185,9 @@ class ReplaySerializer(serializers.Serializer[Any]):
     planned_from = serializers.IntegerField()
     inputs_recorded = serializers.BooleanField(
         help_text="False for events of schema version 1: a difference then proves nothing."
+    )
+    planner = serializers.IntegerField(
+        help_text="Which rules and weights decided; 0: moves that were asked for."
     )
     equal = serializers.BooleanField(help_text="Bit for bit.")
     differences = DifferenceSerializer(many=True)
@@ -175,6 +222,36 @@ class ExplanationSerializer(serializers.Serializer[Any]):
         help_text="What last changed the version's number of replicas; null: its minimum holds.",
     )
     replay = ReplaySerializer()
+
+
+class RepackQuery(Query):
+    max_moves = serializers.IntegerField(required=False, default=8, min_value=1, max_value=1000)
+
+
+class MoveSerializer(serializers.Serializer[Any]):
+    replica_id = serializers.CharField()
+    version_id = serializers.CharField()
+    memory_bytes = serializers.IntegerField()
+    from_node = serializers.CharField()
+    from_device = serializers.IntegerField()
+    to_node = serializers.CharField()
+    to_device = serializers.IntegerField()
+
+
+class FittingSerializer(serializers.Serializer[Any]):
+    version_id = serializers.CharField()
+    number = serializers.IntegerField()
+
+
+class RepackSerializer(serializers.Serializer[Any]):
+    """What moving replicas together would gain; ``manage.py repack --apply`` starts it."""
+
+    moves = MoveSerializer(many=True)
+    moved_bytes = serializers.IntegerField()
+    num_unplaced = serializers.IntegerField(help_text="Replicas that fit nowhere now.")
+    placed = FittingSerializer(many=True, help_text="Of these, those that fit after the moves.")
+    emptied = ShardSerializer(many=True, help_text="Devices that fall empty.")
+    sentences = serializers.ListField(child=serializers.CharField())
 
 
 class DecisionQuery(ReadQuery):

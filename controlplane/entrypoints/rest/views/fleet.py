@@ -6,15 +6,18 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane import bootstrap
 from controlplane.domain import node
 from controlplane.domain.ids import NodeId
-from controlplane.entrypoints.rest import reading, replaying
+from controlplane.entrypoints.rest import reading, repacking, replaying
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Query, ReasonOrder
 from controlplane.entrypoints.rest.serializers import fleet as shapes
 from controlplane.entrypoints.rest.serializers.common import ReadQuery
 from controlplane.entrypoints.rest.views.base import ApiView, cursor_page
 from controlplane.entrypoints.rest.writing import Write, body_of, perform, query_of
+
+SEARCH_S = 5.0  # for the best moves, while the client waits
 
 
 class Nodes(ApiView):
@@ -61,6 +64,17 @@ class Placements(ApiView):
         return self.respond_page(request, shapes.PlacementQuery, reading.placements)
 
 
+class PlacementRepack(ApiView):
+    resource = "placement"
+
+    @read("placements_repack", shapes.RepackSerializer, shapes.RepackQuery)
+    def get(self, request: Request) -> Response:
+        query = query_of(request, shapes.RepackQuery)
+        position = reading.wait_for(None)
+        made = bootstrap.repack_preview(query["max_moves"], SEARCH_S)
+        return Response(repacking.body(made), headers={"X-Log-Position": str(position)})
+
+
 class PlacementExplanation(ApiView):
     resource = "placement"
 
@@ -87,12 +101,12 @@ class Decisions(ApiView):
 class Decision(ApiView):
     resource = "decision"
 
-    @read("decisions_retrieve", shapes.DecisionSerializer)
+    @read("decisions_retrieve", shapes.OneDecisionSerializer)
     def get(self, request: Request, decision_id: str) -> Response:
         upto = self.position(query_of(request, ReadQuery))
         found = reading.decision(decision_id, upto)
         headers = {"X-Log-Position": str(upto), "ETag": f'"{found.version}"'}
-        return Response(found.body, headers=headers)
+        return Response(found.body | replaying.told(found.body["position"]), headers=headers)
 
 
 class DecisionReplay(ApiView):

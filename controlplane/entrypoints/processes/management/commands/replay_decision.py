@@ -11,6 +11,7 @@ from controlplane.application.replay import Replay, replay_all
 from controlplane.domain.policy import READ, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
 from controlplane.entrypoints.rest.replaying import replay_at
+from controlplane.placement.plan import PLANNER
 
 
 class Command(DatabaseCommand):
@@ -27,12 +28,12 @@ class Command(DatabaseCommand):
         num_equal = num_different = num_unknown = 0
         for done in _replays(options["decision_id"]):
             num_equal += done.equal
-            num_different += not done.equal and done.inputs_recorded
-            num_unknown += not done.equal and not done.inputs_recorded
+            num_different += not done.equal and done.comparable
+            num_unknown += not done.equal and not done.comparable
             self._say(done, options["all"])
         if options["all"]:
             self.stdout.write(
-                f"{num_equal} equal, {num_different} different, {num_unknown} without their inputs"
+                f"{num_equal} equal, {num_different} different, {num_unknown} not comparable"
             )
         if num_different:
             raise CommandError("This planner decides otherwise, or the log was changed.")
@@ -43,6 +44,8 @@ class Command(DatabaseCommand):
         verdict = "equal, bit for bit" if done.equal else "different"
         if not done.equal and not done.inputs_recorded:
             verdict = "not the same, but its inputs were not recorded then"
+        elif not done.equal and not done.comparable:
+            verdict = f"not the same, but planner {done.planner} made it, and this is {PLANNER}"
         self.stdout.write(f"{done.decision_id} (position {done.position}): {verdict}")
         for one in done.differences:
             self.stdout.write(f"  {one.path}: {one.stored!r} stored, {one.replayed!r} now")
