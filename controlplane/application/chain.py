@@ -14,6 +14,7 @@ The hash of position n is SHA-256(hash of n-1 || record of n); position 1 follow
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from operator import itemgetter
+from typing import Any, cast
 
 import msgspec
 
@@ -21,17 +22,22 @@ from controlplane.application.ports import Columns, Head, IntegrityError, Record
 
 GENESIS = Head(0, bytes(32))
 
+Header = tuple[int, *tuple[Any, ...]]
+
 _encode = msgspec.json.Encoder().encode
 _header = itemgetter(0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11)
 
 
 def link(previous: bytes, columns: Columns) -> bytes:
     """The hash (32 bytes) of one record after ``previous``; raises IntegrityError if it is none."""
+    return _link(previous, _header(columns), columns[5])
+
+
+def _link(previous: bytes, header: Header, data: bytes) -> bytes:
     try:
-        record = (previous, _encode(_header(columns)), b"\n", columns[5])
-        return sha256(b"".join(record)).digest()
+        return sha256(b"".join((previous, _encode(header), b"\n", data))).digest()
     except (TypeError, ValueError) as error:  # a damaged file may hold a number for a text
-        raise IntegrityError(columns[0], "the record is not of its columns' types") from error
+        raise IntegrityError(header[0], "the record is not of its columns' types") from error
 
 
 def follow(head: Head, events: Iterable[RecordedEvent]) -> Head:
@@ -41,7 +47,7 @@ def follow(head: Head, events: Iterable[RecordedEvent]) -> Head:
         position += 1
         if event.position != position:
             raise _gap(position, event.position)
-        digest = link(digest, columns_of(event))
+        digest = _link(digest, _header_of(event), event.data)
         if digest != event.hash:
             raise _changed(position)
     return Head(position, digest)
@@ -82,6 +88,11 @@ def good_part(head: Head, events: Sequence[RecordedEvent]) -> tuple[Sequence[Rec
 
 
 def columns_of(event: RecordedEvent) -> Columns:
+    header = _header_of(event)
+    return cast(Columns, (*header[:5], event.data, *header[5:]))
+
+
+def _header_of(event: RecordedEvent) -> Header:
     meta = event.meta
     return (
         event.position,
@@ -89,7 +100,6 @@ def columns_of(event: RecordedEvent) -> Columns:
         event.version,
         event.type,
         event.schema_version,
-        event.data,
         meta.actor,
         meta.correlation_id,
         meta.causation_id,

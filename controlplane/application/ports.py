@@ -106,6 +106,10 @@ class Head(NamedTuple):
     hash: bytes
 
 
+# Events that a follower of the log reads at once: about what a core's own cache holds. With 1,000
+# each of them took a sixth longer.
+READ_BATCH = 250
+
 # position, stream, version, type, schema_version, data, actor, correlation_id,
 # causation_id, address, reason, recorded_at
 Columns = tuple[int, str, int, str, int, bytes, str, str, str, str, str, float]

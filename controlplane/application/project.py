@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from controlplane.application.chain import GENESIS, good_part
 from controlplane.application.ports import (
+    READ_BATCH,
     EventStore,
     Head,
     RecordedEvent,
@@ -20,7 +21,6 @@ from controlplane.projections.fold import STATE, Folder
 from controlplane.projections.memory import MemoryRows
 
 _log = logging.getLogger(__name__)
-_BATCH = 1_000
 _RETRY_SECONDS = 1.0
 
 
@@ -75,7 +75,7 @@ class LogFollower:
 
     def catch_up(self) -> int:
         """Read to the end of the log in the calling thread; the position reached."""
-        while events := self._store.read_all(self.position, _BATCH):
+        while events := self._store.read_all(self.position, READ_BATCH):
             good, reached = self._checked(events)
             for recorded in good:
                 self._on_event(recorded)

@@ -19,14 +19,13 @@ from typing import Any
 import msgspec
 
 from controlplane.application.fleet_state import FleetState
-from controlplane.application.ports import EventStore, RecordedEvent
+from controlplane.application.ports import READ_BATCH, EventStore, RecordedEvent
 from controlplane.application.reconcile import snapshot
 from controlplane.domain.event_types import encode
 from controlplane.domain.placement import PlacementDecided, PlanInputs, Started
 from controlplane.placement.plan import PLANNER, plan
 
 MAX_DIFFERENCES = 100
-_BATCH = 1_000
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def replay_all(store: EventStore) -> Iterator[Replay]:
     """Every decision of the log, in one pass: each is planned from a later position than the one
     before, since it has seen that one."""
     fleet, waiting, after = FleetState(), deque[RecordedEvent](), 0
-    while events := store.read_all(after, _BATCH):
+    while events := store.read_all(after, READ_BATCH):
         for recorded in events:
             waiting.append(recorded)
             if isinstance(recorded.event, PlacementDecided):

@@ -160,14 +160,14 @@ def recorded_events(rows: Iterable[Row]) -> list[RecordedEvent]:
 
 
 def _recorded_event(row: Row) -> RecordedEvent:
-    position, stream, version, kind, schema, data = row[:6]
+    position, stream, version, kind, schema, data, *about, recorded_at, digest = row
     try:
         event = decode(kind, schema, data)
-        meta = _meta(*row[6:11])
+        meta = _meta(*about)
     except (TypeError, ValueError) as error:  # not JSON, not UTF-8, or not of this type
         raise IntegrityError(position, "the stored data cannot be decoded") from error
     return RecordedEvent(
-        position, stream, version, kind, schema, data, meta, row[11], row[12], event
+        position, stream, version, kind, schema, data, meta, recorded_at, digest, event
     )
 
 

@@ -70,6 +70,6 @@ def decode(name: str, version: int, data: bytes) -> Event:
     newest = SCHEMA_VERSIONS.get(name, 1)
     if decoder is None or not 1 <= version <= newest:
         raise UnknownEvent(f"{name} version {version}")
-    if version < newest:
+    if version != newest:
         data = _encoder.encode(lift(name, version, newest, msgspec.json.decode(data)))
     return decoder.decode(data)

@@ -34,7 +34,7 @@ def refresh(rows: Rows, version_id: str) -> None:
     wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
     gap = rows.get(Unplaced, version_id)
     unplaced = _why_unplaced(rows, gap) if gap else ""
-    ready = sum(row.observed == "ready" for row in wanted)
+    ready = [row.observed for row in wanted].count("ready")
     status, reason = _status(version, ready, wanted, unplaced)
     desired = len(wanted) + (gap.num_missing if gap else 0)
     before = version.status, version.reason, version.ready_replicas, version.desired_replicas

@@ -42,7 +42,7 @@ from controlplane.adapters.eventstore.store import DjangoEventStore  # noqa: E40
 from controlplane.adapters.readmodel.projector import Projector  # noqa: E402
 from controlplane.application.chain import GENESIS, follow  # noqa: E402
 from controlplane.application.handle import CommandHandler  # noqa: E402
-from controlplane.application.ports import Append, EventMeta, EventStore, Idempotency  # noqa: E402
+from controlplane.application.ports import READ_BATCH, Append, EventMeta, EventStore, Idempotency  # noqa: E402
 from controlplane.domain import tenant  # noqa: E402
 from controlplane.domain.decider import fold  # noqa: E402
 from controlplane.domain.ids import TenantId  # noqa: E402
@@ -177,7 +177,7 @@ def fill_history(store: EventStore) -> None:
 def follow_and_fold(store: EventStore) -> float:
     """Events/s read, decoded, verified and folded into the rows that gateways keep."""
     started, head, folder = time.perf_counter(), GENESIS, Folder(MemoryRows(), STATE)
-    while events := store.read_all(head.position, 1_000):
+    while events := store.read_all(head.position, READ_BATCH):
         head = follow(head, events)
         for recorded in events:
             folder.apply(recorded)

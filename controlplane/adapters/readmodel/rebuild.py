@@ -22,13 +22,12 @@ from controlplane.adapters.readmodel.codec import Codec
 from controlplane.adapters.readmodel.timeline import RowsFolding, Snapshots
 from controlplane.application.chain import GENESIS, follow
 from controlplane.application.failpoints import passing
-from controlplane.application.ports import EventStore
+from controlplane.application.ports import READ_BATCH, EventStore
 from controlplane.projections.base import Row
 from controlplane.projections.fold import ALL, Folder, StateHash, in_order, line_of, tables
 from controlplane.projections.memory import MemoryRows
 
 CODECS = {table: Codec(table) for table in tables()}
-_BATCH = 1_000
 _BEYOND = 2**62
 
 
@@ -57,7 +56,7 @@ class Rebuild:
 
     def fold(self, upto: int) -> None:
         """Raises IntegrityError at a broken link of the chain."""
-        while events := self._store.read_all(self.head.position, _BATCH, upto):
+        while events := self._store.read_all(self.head.position, READ_BATCH, upto):
             reached = follow(self.head, events)
             for recorded in events:
                 self._folder.apply(recorded)

@@ -24,14 +24,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from controlplane.adapters.readmodel.models import Snapshot
-from controlplane.application.ports import EventStore, Head, RecordedEvent
+from controlplane.application.ports import READ_BATCH, EventStore, Head, RecordedEvent
 from controlplane.projections.base import Row
 from controlplane.projections.fold import STATE, Folder, fingerprint, state_hash, tables
 from controlplane.projections.memory import MemoryRows
 
 S = TypeVar("S")
 INTERVAL = 5_000
-_BATCH = 1_000
 _NUM_KEPT = 4
 
 
@@ -173,7 +172,7 @@ class Timeline(Generic[S]):
     def _fold(self, position: int) -> S:
         after, state = self._snapshots.before(position, self._store) or (0, self._folding.start())
         filling = Snapshots(self._folding, self._alias, after)
-        while after < position and (events := self._store.read_all(after, _BATCH, position)):
+        while after < position and (events := self._store.read_all(after, READ_BATCH, position)):
             for recorded in events:
                 self._folding.apply(state, recorded)
             after = events[-1].position
