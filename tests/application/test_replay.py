@@ -104,7 +104,7 @@ class Fleet:
 @pytest.fixture
 def store(database: Path, monkeypatch: pytest.MonkeyPatch) -> EventStore:
     monkeypatch.setattr(timelines, "INTERVAL", 40)
-    monkeypatch.setattr(timelines, "_BATCH", 10)
+    monkeypatch.setattr(timelines, "READ_BATCH", 10)
     return bootstrap.event_store()
 
 

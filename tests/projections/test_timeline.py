@@ -22,7 +22,7 @@ NUM_EVENTS, EVERY = 240, 50
 def store(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventStore]:
     """A log of 242 events; a snapshot is due every 50."""
     monkeypatch.setattr(timelines, "INTERVAL", EVERY)
-    monkeypatch.setattr(timelines, "_BATCH", 10)
+    monkeypatch.setattr(timelines, "READ_BATCH", 10)
     store = bootstrap.event_store()
     for stream, event in random_history(11, NUM_EVENTS):
         store.append(Append(stream, None, [event], EventMeta("user:ada")))
