@@ -33,7 +33,7 @@ replica is not there, the worker dies, or the agent ends.
 import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -54,6 +54,7 @@ MAX_ID_CHARS = 128
 SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LATENCY_CLASSES = frozenset({"realtime", "standard", "batch"})
 
+M = TypeVar("M", Generate, Cancel, Resend, Close)
 Publish = Callable[[str, bytes], Awaitable[None]]
 
 
@@ -113,10 +114,8 @@ class Inference:
     # --- from gateways ----------------------------------------------------------------------
     async def generate(self, payload: bytes) -> None:
         """Start a generation; refusals are answered by a terminal delta."""
-        try:
-            request = codec.decode(payload, Generate)
-        except codec.WireError:
-            self.counts["malformed"] += 1
+        request = self._read(payload, Generate)
+        if request is None:
             return
         if not _is_addressable(request):
             self.counts["refused_names"] += 1
@@ -186,12 +185,18 @@ class Inference:
             )
         return None
 
-    async def cancel(self, payload: bytes) -> None:
-        """End generations; the worker answers with their terminal deltas."""
+    def _read(self, payload: bytes, kind: type[M]) -> M | None:
+        """The message; None, and counted, if it is malformed."""
         try:
-            message = codec.decode(payload, Cancel)
+            return codec.decode(payload, kind)
         except codec.WireError:
             self.counts["malformed"] += 1
+            return None
+
+    async def cancel(self, payload: bytes) -> None:
+        """End generations; the worker answers with their terminal deltas."""
+        message = self._read(payload, Cancel)
+        if message is None:
             return
         self._hear(message.gateway)
         for request_id in message.request_ids:
@@ -208,10 +213,8 @@ class Inference:
 
     async def resend(self, payload: bytes) -> None:
         """Send again what a gateway missed, each request from its own token index."""
-        try:
-            message = codec.decode(payload, Resend)
-        except codec.WireError:
-            self.counts["malformed"] += 1
+        message = self._read(payload, Resend)
+        if message is None:
             return
         if not SUBJECT_TOKEN.fullmatch(message.gateway):
             self.counts["refused_names"] += 1
@@ -235,10 +238,8 @@ class Inference:
 
         A worker ends a generation a step later, so whoever asks does so until all have ended.
         """
-        try:
-            message = codec.decode(payload, Close)
-        except codec.WireError:
-            self.counts["malformed"] += 1
+        message = self._read(payload, Close)
+        if message is None:
             return
         if not SUBJECT_TOKEN.fullmatch(message.asker):
             self.counts["refused_names"] += 1

@@ -5,7 +5,6 @@ import shutil
 import time
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -26,12 +25,7 @@ from tests.engine.tiny_model import EOS, tiny_model
 TOKENIZER = Tokenizer.from_file(str(tiny_model() / "tokenizer.json"))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(**options):

@@ -1,7 +1,6 @@
 """A request that one engine begins and another ends is the same request: tokens, text, scores."""
 
 import pytest
-import torch
 
 from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.request import GenerationRequest, RequestRejected, SamplingParams
@@ -27,12 +26,7 @@ SAMPLINGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(kind=KINDS[2], **options):

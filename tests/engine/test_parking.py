@@ -19,12 +19,7 @@ KINDS = {
 SAMPLINGS = ({"temperature": 0.0}, {"temperature": 1.0, "seed": 5}, {"temperature": 0.0})
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(kind, **options):
