@@ -16,6 +16,7 @@ ahead: they are always there.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from controlplane.application.demand import HORIZON_S, DemandWatch, Expectation
 from controlplane.application.fleet import FleetLoads, ReplicaLoad
@@ -98,10 +99,7 @@ class Scaler:
         scale = self._state.scaling.scales.get(version_id)
         memory = self._memories.get(version_id, Memory())
         if scale is not None:
-            memory = Memory(
-                scale.since, memory.pressed_since, memory.slack_since, memory.open_then,
-                scale.too_few,
-            )  # fmt: skip
+            memory = replace(memory, since=scale.since, too_few=scale.too_few)
         verdict, memory = decide(load, memory, now, self._policy)
         self._memories[version_id] = memory
         if verdict is None:

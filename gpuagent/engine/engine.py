@@ -194,19 +194,18 @@ class TorchEngine:
         formats = of_dtype(dtype, quantization, kv_cache_dtype)
         check_checkpoint(read_config(folder), quantization)
         model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len)
-        longest = model.config.max_position
-        length = min(max_model_len or longest, longest)
+        length = min(max_model_len or model.config.max_position, model.config.max_position)
         small = None
         if kind is SpeculationKind.DRAFT:
             small = load_draft(draft_path, folder, model.config, length, DTYPES[dtype], device)
         width = block_size * formats.kv_bytes_per_token(model.config)
         draft_width = block_size * formats.kv_bytes_per_token(small.config) if small else 0
-        is_leased = kv_limit_bytes is not None and small is None and device == "cpu"
-        limit = max(kv_limit_bytes or 0, kv_bytes) if is_leased else kv_bytes
-        num_blocks = num_blocks or limit // (width + draft_width)
-        per_chunk = _blocks_per_chunk(kv_bytes // width, -(-length // block_size))
+        limit = kv_limit_bytes if small is None and device == "cpu" else None
+        pool = _size_pool(
+            folder.name, kv_bytes, limit, width, draft_width, -(-length // block_size)
+        )
         scheduling = SchedulerConfig(
-            num_blocks=num_blocks,
+            num_blocks=num_blocks or pool.num_blocks,
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             max_num_seqs=max_num_seqs,
@@ -215,13 +214,12 @@ class TorchEngine:
             prefix_caching=prefix_caching,
             num_host_blocks=swap_bytes // width,
             target_itl_seconds=target_itl_seconds,
-            blocks_per_chunk=per_chunk if is_leased else 1,
+            blocks_per_chunk=pool.blocks_per_chunk,
         )
-        lease = Lease(folder.name, kv_bytes, per_chunk * width) if is_leased else None
-        eos = _eos_token_ids(folder, model.config)
+        executor = make_executor(model, scheduling, formats, device, pool.lease is not None)
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
-        executor = make_executor(model, scheduling, formats, device, is_leased)
-        engine = cls(executor, model.config, tokenizer, scheduling, eos, lease)
+        eos = _eos_token_ids(folder, model.config)
+        engine = cls(executor, model.config, tokenizer, scheduling, eos, pool.lease)
         if small:
             sizes = replace(scheduling, max_batch_tokens=max(max_batch_tokens, MAX_CATCH_UP))
             engine.draft = make_executor(small, sizes, formats.of_draft(), device)
@@ -652,6 +650,26 @@ def _output(
         num_cached_tokens=sequence.num_cached,
         num_output_tokens=sequence.num_output + len(token_ids),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolSize:
+    """Of a model's KV pool; `lease` where it takes chunks from a shared one."""
+
+    num_blocks: int
+    blocks_per_chunk: int = 1
+    lease: Lease | None = None
+
+
+def _size_pool(
+    name: str, kv_bytes: int, limit: int | None, width: int, draft_width: int, num_for_one: int
+) -> _PoolSize:
+    """`width` and `draft_width` are the bytes of a block; the longest sequence has `num_for_one`."""
+    if limit is None:
+        return _PoolSize(kv_bytes // (width + draft_width))
+    per_chunk = _blocks_per_chunk(kv_bytes // width, num_for_one)
+    lease = Lease(name, kv_bytes, per_chunk * width)
+    return _PoolSize(max(limit, kv_bytes) // width, per_chunk, lease)
 
 
 def _blocks_per_chunk(num_guaranteed: int, num_for_one: int) -> int:
