@@ -184,11 +184,9 @@ class TorchEngine:
         `quantization` and `kv_cache_dtype` are those of `precision`. `max_model_len` is at most
         what the model knows. `swap_bytes` of host memory take in preempted requests (touched at
         the first one), `target_itl_seconds` bounds the prompt tokens of a step in which others
-        decode. `speculation` is "none", "ngram" or "draft", the last with the folder of a smaller
-        model of the same vocabulary, whose cache is a part of `kv_bytes`. With `kv_limit_bytes` the
-        pool is leased (`shared_pool`): `kv_bytes` is its guarantee, the limit what it may grow to,
-        and whoever loads puts `lease` into a shared pool before the first step. Raises LoadError
-        for a bad folder and ValueError for sizes that leave no block or no slot.
+        decode. `speculation` is "none", "ngram" or "draft", the last with a smaller model's folder
+        and a part of `kv_bytes`. `kv_limit_bytes`: see `_size_pool`. Raises LoadError for a bad
+        folder and ValueError for sizes that leave no block or no slot.
         """
         folder, kind = Path(path), SpeculationKind(speculation)
         formats = of_dtype(dtype, quantization, kv_cache_dtype)
@@ -198,12 +196,9 @@ class TorchEngine:
         small = None
         if kind is SpeculationKind.DRAFT:
             small = load_draft(draft_path, folder, model.config, length, DTYPES[dtype], device)
-        width = block_size * formats.kv_bytes_per_token(model.config)
-        draft_width = block_size * formats.kv_bytes_per_token(small.config) if small else 0
+        widths = [formats.kv_bytes_per_token(each.config) for each in (model, small) if each]
         limit = kv_limit_bytes if small is None and device == "cpu" else None
-        pool = _size_pool(
-            folder.name, kv_bytes, limit, width, draft_width, -(-length // block_size)
-        )
+        pool = _size_pool(folder.name, kv_bytes, limit, length, block_size, widths)
         scheduling = SchedulerConfig(
             num_blocks=num_blocks or pool.num_blocks,
             block_size=block_size,
@@ -212,7 +207,7 @@ class TorchEngine:
             max_model_len=length,
             policy=policy,
             prefix_caching=prefix_caching,
-            num_host_blocks=swap_bytes // width,
+            num_host_blocks=swap_bytes // (block_size * widths[0]),
             target_itl_seconds=target_itl_seconds,
             blocks_per_chunk=pool.blocks_per_chunk,
         )
@@ -223,8 +218,11 @@ class TorchEngine:
         if small:
             sizes = replace(scheduling, max_batch_tokens=max(max_batch_tokens, MAX_CATCH_UP))
             engine.draft = make_executor(small, sizes, formats.of_draft(), device)
-        engine._speculator = make_speculator(kind, engine._row, engine.draft, scheduling)
-        return engine
+        return engine._guessing(kind)
+
+    def _guessing(self, kind: SpeculationKind) -> Self:
+        self._speculator = make_speculator(kind, self._row, self.draft, self._scheduler.config)
+        return self
 
     def emptied(self, guesses: bool = False, **scheduling: Any) -> Self:
         """An engine over the same weights and pool with nothing in it, with other values of
@@ -232,9 +230,7 @@ class TorchEngine:
         config = replace(self._scheduler.config, **scheduling)
         eos = tuple(self._eos)
         engine = type(self)(self.executor, self._model, self._tokenizer, config, eos)
-        kind = SpeculationKind.NGRAM if guesses else SpeculationKind.NONE
-        engine._speculator = make_speculator(kind, engine._row, None, config)
-        return engine
+        return engine._guessing(SpeculationKind.NGRAM) if guesses else engine
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected."""
@@ -662,12 +658,17 @@ class _PoolSize:
 
 
 def _size_pool(
-    name: str, kv_bytes: int, limit: int | None, width: int, draft_width: int, num_for_one: int
+    name: str, kv_bytes: int, limit: int | None, length: int, block_size: int, widths: list[int]
 ) -> _PoolSize:
-    """`width` and `draft_width` are the bytes of a block; the longest sequence has `num_for_one`."""
+    """`widths` are bytes a token of model and draft; `length` is the longest sequence's.
+
+    With a `limit` the pool is leased (`shared_pool`): `kv_bytes` is its guarantee, the limit what
+    it may grow to, and whoever loads puts `lease` into a shared pool before the first step.
+    """
+    width = block_size * sum(widths)
     if limit is None:
-        return _PoolSize(kv_bytes // (width + draft_width))
-    per_chunk = _blocks_per_chunk(kv_bytes // width, num_for_one)
+        return _PoolSize(kv_bytes // width)
+    per_chunk = _blocks_per_chunk(kv_bytes // width, -(-length // block_size))
     lease = Lease(name, kv_bytes, per_chunk * width)
     return _PoolSize(max(limit, kv_bytes) // width, per_chunk, lease)
 
