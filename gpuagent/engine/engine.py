@@ -182,12 +182,11 @@ class TorchEngine:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
         `quantization` and `kv_cache_dtype` are those of `precision`. `max_model_len` is at most
-        what the model knows. `swap_bytes` of host memory take in preempted requests (touched at
-        the first one), `target_itl_seconds` bounds the prompt tokens of a step in which others
-        decode. `speculation` is "none", "ngram" or "draft", the last with a smaller model's folder
-        and a part of `kv_bytes`. `kv_limit_bytes`: see `_size_pool`. Raises LoadError for a bad
-        folder and ValueError for sizes that leave no block or no slot.
-        """
+        what the model knows. `swap_bytes` of host memory take in preempted requests,
+        `target_itl_seconds` bounds the prompt tokens of a step in which others decode.
+        `speculation` is "none", "ngram" or "draft", the last with a smaller model's folder and a
+        part of `kv_bytes`. `kv_limit_bytes`: see `_size_pool`. Raises LoadError for a bad folder
+        and ValueError for sizes that leave no block or no slot."""
         folder, kind = Path(path), SpeculationKind(speculation)
         formats = of_dtype(dtype, quantization, kv_cache_dtype)
         check_checkpoint(read_config(folder), quantization)
