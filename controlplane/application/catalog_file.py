@@ -165,6 +165,9 @@ class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: bool = False
 
 
+OF_MODEL = {"name", "version", "aliases", "access"}
+OF_VERSION = [name for name in ModelEntry.__struct_fields__ if name not in OF_MODEL]
+
 StateOf = Callable[[Decider[Any], str], Any]
 
 
@@ -203,12 +206,19 @@ def _whole(file: CatalogFile) -> CatalogFile:
     if file.format is not None and not file.end:
         raise Invalid("incomplete_file", "The file ends before its last line, 'end: true'.")
     for index, entry in enumerate(file.models):
-        for missing in ("source", "gpu_memory"):
-            if entry.version and not getattr(entry, missing):
-                place = f"$.models[{index}]"
-                detail = f"Object missing required field `{missing}` - at `{place}`"
-                raise Invalid("invalid_type", detail)
+        if problem := _half_said(entry):
+            raise Invalid("invalid_type", f"{problem} - at `$.models[{index}]`")
     return file
+
+
+def _half_said(entry: ModelEntry) -> str:
+    """What is missing of a version, or said of none; "" if neither."""
+    if entry.version:
+        missing = [name for name in ("source", "gpu_memory") if not getattr(entry, name)]
+        return f"Object missing required field `{missing[0]}`" if missing else ""
+    alone = ModelEntry(name=entry.name, version="")
+    said = [name for name in OF_VERSION if getattr(entry, name) != getattr(alone, name)]
+    return f"Object has `{said[0]}` but names no version" if said else ""
 
 
 def memory_bytes(value: int | str, param: str = "gpu_memory") -> int:

@@ -158,6 +158,12 @@ class BusUnavailable(Exception):
         self.retry_after = 2.0
 
 
+class DesiredTooLarge(BusUnavailable):
+    """What one node should run is larger than a message may be; it alone cannot be told."""
+
+    code = "desired_too_large"
+
+
 class FleetLoads:
     """The newest ``NodeLoad`` of every node and when it came, in monotonic seconds."""
 

@@ -20,6 +20,7 @@ from controlplane.application.fleet import (
     DesiredNode,
     DesiredReplica,
     DesiredStates,
+    DesiredTooLarge,
     FleetLoads,
 )
 from controlplane.application.fleet_state import FleetState
@@ -100,18 +101,23 @@ class Publisher:
     async def step(self) -> int:
         """Deliver what is missing; the number of states written.
 
-        Raises StaleDesired (somebody else leads by now) and BusUnavailable (next time).
+        Raises StaleDesired (somebody else leads by now), BusUnavailable (next time), and
+        DesiredTooLarge for a node, when all others were told.
         """
         now = self._clock.monotonic()
         verify = self._verified_at is None or now - self._verified_at >= self._verify_s
-        num_written = 0
+        before, too_large = self.num_written, None
         for desired in desired_nodes(self._state, self._epoch):
             if verify or not self._is_told(desired):
-                num_written += await self._deliver(desired, now)
+                try:
+                    self.num_written += await self._deliver(desired, now)
+                except DesiredTooLarge as error:
+                    too_large = error
         if verify:
             self._verified_at = now
-        self.num_written += num_written
-        return num_written
+        if too_large is not None:
+            raise too_large
+        return self.num_written - before
 
     def _is_told(self, desired: DesiredNode) -> bool:
         told = self._told.get(desired.node_id)

@@ -19,6 +19,7 @@ KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8")
 POLICIES = ("continuous", "static", "prefill-first")
 SPECULATIONS = ("none", "ngram", "draft")
 DISAGGREGATIONS = ("none", "prefill-decode")
+MAX_WORDS = 100
 PRIORITIES = ("high", "normal", "best-effort")
 
 
@@ -372,11 +373,25 @@ def check_spec(spec: VersionSpec) -> None:
     _check_replicas(spec.min_replicas, spec.max_replicas)
     if spec.swap_bytes is not None and not 0 <= spec.swap_bytes < spec.gpu_memory:
         raise Invalid("out_of_range", "swap_bytes is a part of gpu_memory.", "swap_bytes")
-    if not all(1 <= len(word) <= 64 for word in spec.needs.gpu_classes):
-        raise Invalid("out_of_range", "A GPU class is 1 to 64 characters.", "needs.gpu_classes")
+    if len(spec.sha256) > 64:
+        raise Invalid("out_of_range", "sha256 has at most 64 characters.", "sha256")
+    _check_words(spec)
     _check_combination(spec)
     if spec.draft_model:
         check_source(spec.draft_model, "draft_model")
+
+
+def _check_words(spec: VersionSpec) -> None:
+    near = spec.colocation
+    for param, words, longest in (
+        ("colocation.labels", near.labels, 200),
+        ("colocation.affinity", near.affinity, 200),
+        ("colocation.anti_affinity", near.anti_affinity, 200),
+        ("needs.gpu_classes", spec.needs.gpu_classes, 64),
+    ):
+        if len(words) > MAX_WORDS or not all(1 <= len(word) <= longest for word in words):
+            rule = f"{param}: at most {MAX_WORDS} words of 1 to {longest} characters."
+            raise Invalid("out_of_range", rule, param)
 
 
 def _check_combination(spec: VersionSpec) -> None:

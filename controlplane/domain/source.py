@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 from controlplane.domain.errors import Invalid
 
 SOURCE_SCHEMES = ("hf", "s3", "file", "pypi", "simulated")
+MAX_SOURCE_CHARS = 2048
 MAX_VOCAB, MIN_VOCAB = 200_000, 260
 INFINITY = float("inf")
 # name -> its type, and the lowest and highest value of a number
@@ -49,6 +50,9 @@ _FORMS = {
 def check_source(source: str, param: str) -> None:
     """Raise Invalid: ``source_not_allowed`` for another scheme, ``invalid_source`` for a text that
     no node could take."""
+    if len(source) > MAX_SOURCE_CHARS:  # it travels to nodes in messages of bounded size
+        detail = f"{param} has at most {MAX_SOURCE_CHARS} characters."
+        raise Invalid("invalid_source", detail, param)
     scheme, separator, rest = source.partition("://")
     if not separator or scheme not in SOURCE_SCHEMES or not rest:
         allowed = ", ".join(f"{scheme}://" for scheme in SOURCE_SCHEMES)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from controlplane.adapters.clock import SystemClock
 from controlplane.adapters.natsbus.publisher import DesiredPublisher
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.natsbus.translate import (
@@ -13,14 +14,18 @@ from controlplane.adapters.natsbus.translate import (
     node_load,
     node_report,
 )
+from controlplane.application import publish
 from controlplane.application.fleet import (
     BusUnavailable,
     DesiredNode,
     DesiredReplica,
+    DesiredTooLarge,
+    FleetLoads,
     NodeLoad,
     NodeReport,
     StaleDesired,
 )
+from controlplane.application.fleet_state import FleetState
 from controlplane.domain.model import VersionSpec
 from gpuagent.wire.codec import decode, encode
 from gpuagent.wire.messages import (
@@ -162,6 +167,27 @@ async def test_a_wiped_bus_is_filled_again(nats: NatsServer) -> None:  # noqa: F
         nats.start()
         await until(lambda: bus.connected and bus.num_reconnects, 5)
         assert (await publisher.deliver(desired(1, 3, REPLICA))).written
+
+
+async def test_a_node_that_cannot_be_told_keeps_no_other_from_being_told(
+    nats: NatsServer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first node's state is larger than a message; the second gets its own, and once."""
+    spec = replace(SPEC, source="file:///" + "a" * 1_100_000)
+    nodes = [
+        desired(1, 1, replace(REPLICA, spec=spec)),
+        replace(desired(1, 1, REPLICA), node_id="n2"),
+    ]
+    monkeypatch.setattr(publish, "desired_nodes", lambda state, epoch: nodes)
+    async with control(nats) as bus:
+        states, clock = DesiredPublisher(bus, "c"), SystemClock()
+        publisher = publish.Publisher(states, clock, FleetState(), FleetLoads(), 1)
+        for _ in range(2):
+            with pytest.raises(DesiredTooLarge, match="n1"):
+                await publisher.step()
+        assert publisher.num_written == 1
+        assert not (await states.deliver(nodes[1])).written
 
 
 async def test_without_a_server_delivery_is_refused(nats: NatsServer) -> None:  # noqa: F811

@@ -22,6 +22,7 @@ from controlplane.domain.model import (
     ModelVersionAdded,
     ModelVersionRetired,
     ModelVersionScaled,
+    Needs,
     RegisterModel,
     RemoveAlias,
     RetireVersion,
@@ -124,6 +125,13 @@ def test_a_version_is_added_once_and_never_changed() -> None:
         ({"min_replicas": -1}, "out_of_range"),
         ({"min_replicas": 0, "max_replicas": 0}, "out_of_range"),
         ({"max_replicas": 5000}, "out_of_range"),
+        ({"source": "file:///" + "a" * 2041}, "invalid_source"),
+        ({"sha256": "a" * 65}, "out_of_range"),
+        ({"colocation": Colocation(labels=("",))}, "out_of_range"),
+        ({"colocation": Colocation(affinity=("a" * 201,))}, "out_of_range"),
+        ({"colocation": Colocation(anti_affinity=("a",) * 101)}, "out_of_range"),
+        ({"needs": Needs(gpu_classes=("H100",) * 101)}, "out_of_range"),
+        ({"needs": Needs(gpu_classes=("a" * 65,))}, "out_of_range"),
     ],
 )
 def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], code: str) -> None:

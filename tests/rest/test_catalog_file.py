@@ -171,6 +171,20 @@ def test_a_file_may_be_json(admin: Api) -> None:
 
 
 @pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("{name: a, source: 'simulated://x'}", "missing required field `gpu_memory`"),
+        ("{name: a, version: '', source: 'simulated://x'}", "`source` but names no version"),
+        ("{name: a, version: '', needs: {cpu_milli: 5}}", "`needs` but names no version"),
+    ],
+)
+def test_half_a_version_is_refused(admin: Api, entry: str, problem: str) -> None:
+    answer = apply(admin, f"models: [{entry}]")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_type")
+    assert f"{problem} - at `$.models[0]`" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [(5, 5), ("16GiB", 16 << 30), ("1.5 GiB", 3 << 29), ("145GB", 145 * 10**9), ("7B", 7),
      ("2TiB", 2 << 40), ("512MiB", 512 << 20), ("1KB", 1000)],

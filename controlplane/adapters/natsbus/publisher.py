@@ -12,13 +12,20 @@ no decision of ours, and what a node should run must not depend on it.
 """
 
 from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 from nats.js.kv import KeyValue
 
 from controlplane.adapters.natsbus.connection import Bus, ensure_buckets
 from controlplane.adapters.natsbus.translate import desired_to_wire
 from controlplane.application.failpoints import passing
-from controlplane.application.fleet import BusUnavailable, Delivery, DesiredNode, StaleDesired
+from controlplane.application.fleet import (
+    BusUnavailable,
+    Delivery,
+    DesiredNode,
+    DesiredTooLarge,
+    StaleDesired,
+)
 from gpuagent.wire import subjects
 from gpuagent.wire.codec import WireError, decode, encode
 from gpuagent.wire.messages import DesiredState
@@ -39,6 +46,8 @@ class DesiredPublisher:
         """Write ``state`` unless the same content stands there under this epoch."""
         try:
             return await self._publish(state)
+        except MaxPayloadError as error:
+            raise DesiredTooLarge(f"Desired state of {state.node_id} is too large.") from error
         except (NatsError, TimeoutError) as error:
             raise BusUnavailable(f"Desired state of {state.node_id}: {error!r}") from error
 
