@@ -27,6 +27,7 @@ SIMULATED: dict[str, tuple[type, float, float]] = {
     "prefill_tps": (float, 5e-324, INFINITY),
     "vocab": (int, MIN_VOCAB, MAX_VOCAB),
     "load_ms": (float, 0, 600_000),
+    "swap_ms": (float, 0, 60_000),
     "stop_after": (int, -INFINITY, INFINITY),
     "blocks": (int, -INFINITY, INFINITY),
     "load_fails": (str, 0, 0),

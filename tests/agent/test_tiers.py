@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from itertools import count
 
 import psutil
 
@@ -128,7 +127,7 @@ async def test_busy_models_take_turns_and_lose_nothing(
     for name in names:
         await plane.terminal(name)
         assert plane.assert_contiguous(name) == expected
-    assert agent.log.count("replica_swapped") >= 6, "and again, and again"
+    assert agent.log.count("replica_swapped") >= 3, "out, in, and out again"
 
 
 async def test_a_busy_model_is_put_out_for_a_higher_priority_and_goes_on_afterwards(
@@ -161,6 +160,15 @@ async def test_a_suspended_request_can_be_cancelled(
     assert (await plane.terminal(urgent)).finish_reason == "length"
 
 
+async def answered(plane: Control, name: str) -> None:
+    """Ask until the model, which its worker's death took along, answers again."""
+    for _ in range(20):
+        if (await plane.terminal(await ask(plane, name))).finish_reason == "length":
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"{name} does not answer")
+
+
 async def test_a_worker_killed_in_the_middle_of_a_swap_comes_back(
     plane: Control, start_agent: StartAgent
 ) -> None:
@@ -174,15 +182,9 @@ async def test_a_worker_killed_in_the_middle_of_a_swap_comes_back(
     os.kill(agent.workers()[0].pid, signal.SIGKILL)
     last = await plane.terminal(asked)
     assert last.finish_reason == "length" or last.error_code == "engine_lost"
-    for attempt in count():
-        retried = await plane.terminal(await ask(plane, "b"))
-        if retried.finish_reason == "length":
-            break
-        assert attempt < 20
-        await asyncio.sleep(0.2)
+    await answered(plane, "b")
     await plane.replica("n1", "ready", "b.1.g1.0")
-    asked = await ask(plane, "a")
-    assert (await plane.terminal(asked)).finish_reason == "length"
+    await answered(plane, "a")
     assert all(map(psutil.Process.is_running, agent.workers()))
 
 

@@ -151,8 +151,9 @@ def test_an_export_follows_the_log_until_it_is_stopped(database: Path, tmp_path:
     }  # fmt: skip
     command = [sys.executable, "manage.py", "export_audit", "--out", str(out), "--follow"]
     running = subprocess.Popen(
-        [*command, "--interval", "0.1"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
-    )
+        [*command, "--interval", "0.1"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's "&" ignores it
+    )  # fmt: skip
     try:
         _exported(out, 10)
         fill_events(store, 7, seed=2)

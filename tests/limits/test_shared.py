@@ -75,7 +75,8 @@ def job(
 ) -> Any:
     return SimpleNamespace(
         request_id=f"req-{tenant}-{number}", tenant_id=tenant, tier="standard",
-        num_prompt_tokens=prompt, max_output_tokens=most, priority=priority,
+        num_prompt_tokens=prompt, reserved_prompt_tokens=prompt, max_output_tokens=most,
+        priority=priority,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ function price({ price }: Version, currency: string): [string, React.ReactNode] 
 }
 
 function specification(version: Version): [string, React.ReactNode][] {
-  const { colocation } = version;
+  const { colocation, needs } = version;
   return [
     ["Source", <Id key="source" value={version.source} />],
     ["SHA-256", version.sha256 ? <Id key="sha" value={version.sha256} short={16} /> : "not pinned"],
@@ -72,6 +72,10 @@ function specification(version: Version): [string, React.ReactNode][] {
     ["Labels", colocation.labels?.join(", ") || "–"],
     ["Beside", colocation.affinity?.join(", ") || "–"],
     ["Never beside", colocation.anti_affinity?.join(", ") || "–"],
+    ["GPU classes", needs.gpu_classes?.join(", ") || "any"],
+    ["Typical compute", needs.compute_percent ? `${needs.compute_percent} % of its devices` : "–"],
+    ["CPU of its node", needs.cpu_milli ? `${needs.cpu_milli / 1000} cores` : "–"],
+    ["Memory of its node", needs.host_memory ? bytes(needs.host_memory) : "–"],
     ["Speculation", version.speculation],
     ["Draft model", version.draft_model || "–"],
     ["Swap space", version.swap_bytes === null ? "chosen by the node" : bytes(version.swap_bytes)],

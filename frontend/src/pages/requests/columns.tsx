@@ -1,7 +1,7 @@
 import { Anchor } from "@mantine/core";
 import type { RequestRecord } from "@/api/types";
 import type { Column } from "@/ui/DataTable";
-import { integer, millis, rate } from "@/ui/format";
+import { integer, millis, rate, words } from "@/ui/format";
 import { Status } from "@/ui/Status";
 import { Time } from "@/ui/Time";
 
@@ -15,6 +15,11 @@ export function decodeRate({ num_output_tokens, duration_ms, ttft_ms }: RequestR
 /** "route / arm" where a route chose, else nothing. */
 export function armOf({ route, arm }: RequestRecord): string {
   return route ? `${route} / ${arm}` : "–";
+}
+
+function outcomeCell({ outcome, error_code }: RequestRecord) {
+  const why = error_code && error_code !== outcome ? ` · ${words(error_code)}` : "";
+  return <Status value={outcome} label={words(outcome) + why} />;
 }
 
 export function requestColumns(
@@ -31,11 +36,11 @@ export function requestColumns(
         </Anchor>
       ),
     },
-    { title: "Outcome", cell: (request) => <Status value={request.outcome} /> },
+    { title: "Outcome", cell: outcomeCell },
     { title: "Tenant", minor: true, cell: (request) => request.tenant_id },
     { title: "Version", cell: (request) => <span className="mono">{request.version_id}</span> },
     { title: "Route / arm", minor: true, cell: armOf },
-    { title: "Node", minor: true, cell: (request) => request.node_id ?? "–" },
+    { title: "Node", minor: true, cell: (request) => request.node_id || "–" },
     { title: "Prompt", right: true, minor: true, cell: (r) => integer(r.num_prompt_tokens) },
     { title: "Output", right: true, cell: (request) => integer(request.num_output_tokens) },
     { title: `Price, ${currency}`, right: true, cell: (request) => request.price ?? "–" },
