@@ -68,9 +68,10 @@ def _status(version: Version, ready: int, wanted: list[Replica], unplaced: str) 
         return "retired", ""
     if ready:
         return "ready", ""
+    if not wanted and not unplaced and not version.min_replicas:
+        return "idle", SCALED_TO_ZERO
     if not wanted:
-        nothing = NOT_PLANNED if version.min_replicas else SCALED_TO_ZERO
-        return "unplaced", unplaced or nothing
+        return "unplaced", unplaced or NOT_PLANNED
     failed = [row for row in wanted if row.observed == "failed"]
     if len(failed) == len(wanted):
         last = max(failed, key=lambda row: (row.since, row.replica_id))
@@ -137,7 +138,7 @@ def _replace_unplaced(rows: Rows, event: PlacementDecided) -> set[str]:
 
 PROJECTION = Projection(
     "standing",
-    2,
+    3,
     (Unplaced,),
     {
         model.ModelVersionAdded: _version_added,

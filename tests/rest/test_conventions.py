@@ -137,7 +137,7 @@ def test_models_versions_routes_and_their_refusals(admin: Api) -> None:
     assert model["aliases"] == ["small"] and model["default_version"] == "v1"
     assert model["access"] == {"public": False, "tenants": ["acme"], "roles": []}
     version = model["versions"][0]
-    assert (version["status"], version["max_replicas"]) == ("unplaced", 3)
+    assert (version["status"], version["max_replicas"]) == ("idle", 3)
     assert version == admin.get("models/m/versions/v1/").json()
     arms = [{"name": "a", "version_id": "m@v1", "weight": 1}]
     made = admin.post("routes/", {"name": "chat", "arms": arms})

@@ -2455,12 +2455,13 @@ export interface components {
         /**
          * @description * `ready` - ready
          *     * `loading` - loading
+         *     * `idle` - idle
          *     * `unplaced` - unplaced
          *     * `failed` - failed
          *     * `retired` - retired
          * @enum {string}
          */
-        VersionStatusEnum: "ready" | "loading" | "unplaced" | "failed" | "retired";
+        VersionStatusEnum: "ready" | "loading" | "idle" | "unplaced" | "failed" | "retired";
         WouldBeEvent: {
             type: string;
             data: {

@@ -24,7 +24,7 @@ from controlplane.entrypoints.rest.fields import (
 )
 from controlplane.entrypoints.rest.serializers.common import ListQuery, ReceiptSerializer
 
-VERSION_STATUSES = ("ready", "loading", "unplaced", "failed", "retired")
+VERSION_STATUSES = ("ready", "loading", "idle", "unplaced", "failed", "retired")
 
 
 class ColocationSerializer(Body):

@@ -1,6 +1,6 @@
 import type { Model, Version } from "@/api/types";
 
-const RANK = ["failed", "unplaced", "loading", "ready", "retired"];
+const RANK = ["failed", "unplaced", "loading", "ready", "idle", "retired"];
 
 export function liveVersions(model: Model): Version[] {
   return model.versions.filter((version) => !version.retired);
