@@ -55,9 +55,9 @@ def gap_of(state: FleetState, version_id: str, now: float) -> Gap | None:
 
 
 def tried(state: FleetState, version_id: str, now: float) -> Gap | None:
-    """Why no device could hold the version, were all of them empty; None if one could."""
+    """Why no device could hold the version, were all of them empty; None if one could, or does."""
     spec = state.catalog.spec(VersionId(version_id))
-    if spec is None:
+    if spec is None or state.assignments_of(version_id):
         return None
     alone = FleetSnapshot(
         nodes=node_views(state, PlanInputs(reserved_bytes=tuple(RESERVED_BYTES.items()))),

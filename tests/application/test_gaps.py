@@ -86,6 +86,18 @@ def test_what_an_empty_device_could_hold_may_find_room() -> None:
     assert tried(log.state, "huge@v2", log.clock.now()) is None
 
 
+def test_what_has_a_place_is_not_tried_on_paper() -> None:
+    """Its device has shrunk since: that is the planner's to find."""
+    log = Log()
+    log.plan()
+    small = (DeviceInfo(0, "cpu", "device", 10),)
+    log.add("node-n1", nodes.NodeJoined("n1", "b1", "z", small, 0.0))  # type: ignore[arg-type]
+    assert tried(log.state, "m@v1", log.clock.now()) is None
+    log.reconciler.step()
+    log.follower.catch_up()
+    assert tried(log.state, "m@v1", log.clock.now()) is not None
+
+
 def test_a_fleet_without_nodes_rules_nothing_out() -> None:
     log = Log()
     log.state.nodes.clear()
