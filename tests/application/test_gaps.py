@@ -105,6 +105,17 @@ def test_a_fleet_without_nodes_rules_nothing_out() -> None:
     assert tried(log.state, "unknown@v1", log.clock.now()) is None
 
 
+def test_what_was_tried_is_tried_again_once_the_fleet_has_changed() -> None:
+    log = Log()
+    huge(log, min_replicas=0)
+    placer = FleetPlacer(log.state, log.loads, log.clock)
+    first = placer.tried("huge@v1")
+    assert first is not None and placer.tried("huge@v1") is first
+    large = (DeviceInfo(0, "cpu", "device", 1 << 46),)
+    log.add("node-n2", nodes.NodeJoined("n2", "b1", "z", large, 0.0))  # type: ignore[arg-type]
+    assert placer.tried("huge@v1") is None
+
+
 def test_a_retired_version_is_refused_in_the_words_of_an_absent_one() -> None:
     log = Log()
     placer = FleetPlacer(log.state, log.loads, log.clock)

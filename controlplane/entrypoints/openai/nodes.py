@@ -32,6 +32,8 @@ class FleetPlacer:
     def __init__(self, state: FleetState, loads: FleetLoads, clock: Clock) -> None:
         self._state, self._loads, self._clock = state, loads, clock
         self._monotonic = clock.monotonic
+        self._tried: dict[str, Gap | None] = {}
+        self._tried_at = -1  # log position
 
     def choose(self, job: Job, excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
         views = self._state.candidates(job.version_id, self._loads, self._monotonic(), num_local)
@@ -64,7 +66,13 @@ class FleetPlacer:
         return gap_of(self._state, version_id, self._clock.now())
 
     def tried(self, version_id: str) -> Gap | None:
-        return tried(self._state, version_id, self._clock.now())
+        """Once for each state of the fleet: 50 ms for 10,000 devices."""
+        if self._tried_at != self._state.position:
+            self._tried_at = self._state.position
+            self._tried.clear()
+        if version_id not in self._tried:
+            self._tried[version_id] = tried(self._state, version_id, self._clock.now())
+        return self._tried[version_id]
 
     def record(self, load: NodeLoad) -> None:
         self._loads.record(load, self._monotonic())
