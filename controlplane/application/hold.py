@@ -11,9 +11,14 @@ requests, in any number of gateways, load it once::
     t = 11.8   a replica is ready: a is sent, then c
 
 Held requests of a version are sent in the order in which they came. Each ends at its class's
-deadline at the latest; one whose client leaves ends at once, with no token. A version that fits
-nowhere for ``UNPLACED_S`` is given up with the planner's reason: for so long an idle model may
-still make room for it.
+deadline at the latest; one whose client leaves ends at once, with no token, and so does one whose
+version is retired. A version that fits nowhere for ``UNPLACED_S`` is given up with the planner's
+reason: for so long an idle model may still make room for it. One that failed is waited for while
+its next try and the load after it end in time, and one that no try can mend is not (``gaps``)::
+
+    t = 20.0   the load of a fails, tried again in 10 s, 12 s to load: 23 s of 40 left: held
+    t = 31.0   it fails again, tried again in 20 s: 33 s of 29 left
+    t = 34.0   nothing else made room: refused, Retry-After 30
 """
 
 import asyncio
@@ -25,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from controlplane.application.inference import Placer
+from controlplane.application.inference import Gap, Placer
 from controlplane.application.refused import Refused
 
 if TYPE_CHECKING:
@@ -62,6 +67,15 @@ class Queue:
 
     calls: "deque[Call]" = field(default_factory=deque)
     unplaced_since: float | None = None
+
+    def unplaced_s(self, gap: Gap | None, now: float) -> float:
+        """For how long there has been a gap; 0 without one."""
+        if gap is None:
+            self.unplaced_since = None
+            return 0.0
+        if self.unplaced_since is None:
+            self.unplaced_since = now
+        return now - self.unplaced_since
 
 
 @dataclass(frozen=True)
@@ -101,14 +115,13 @@ class Holds:
 
     def take(self, call: "Call", refusal: Refused) -> None:
         """Hold ``call``, which was refused so, or raise Refused: what is not cold for the same
-        reason, what would take too long with the estimate."""
+        reason, what fits nowhere with the planner's, what would take too long with the estimate."""
         job, version_id = call.job, call.job.version_id
         expected = self._placer.wait_s(version_id)
         if expected is None:
             raise refusal
         allowed = self._deadlines.get(job.latency_class, HOLD_S["standard"])
-        if expected > allowed:
-            raise _too_long(job.requested_model, expected, job.latency_class, allowed)
+        self._check(call, expected, allowed)
         queue = self._queues.get(version_id)
         if queue is None:
             queue = self._queues[version_id] = Queue()
@@ -121,6 +134,20 @@ class Holds:
         queue.calls.append(call)
         until = job.began + allowed
         call.hold(Held(until, queue, lambda: self._placer.wait_s(version_id) or 0.0))
+
+    def _check(self, call: "Call", expected: float, allowed: float) -> None:
+        """Raise Refused where it is no use to wait."""
+        job, version_id = call.job, call.job.version_id
+        gone = self._placer.gone(version_id)
+        if gone is not None:
+            raise gone
+        gap = self._placer.gap(version_id)
+        if gap is None and version_id not in self._queues:
+            gap = self._placer.tried(version_id)
+        if gap is not None and (gap.lasts or expected > allowed):
+            raise _unplaced(gap, expected)
+        if expected > allowed:
+            raise _too_long(job.requested_model, expected, job.latency_class, allowed)
 
     async def _drain(self, version_id: str, queue: Queue) -> None:
         """Send them in order as soon as a replica is ready; let go of those that have ended."""
@@ -136,24 +163,18 @@ class Holds:
                 del self._queues[version_id]
 
     def _let_go(self, version_id: str, queue: Queue) -> None:
-        now, hopeless = self._monotonic(), self._hopeless(version_id, queue)
+        now, gone = self._monotonic(), self._placer.gone(version_id)
+        gap, expected = self._placer.gap(version_id), self._placer.wait_s(version_id) or 0.0
+        unplaced_s = queue.unplaced_s(gap, now)
         for call in queue.calls:
-            if hopeless is not None:
-                call.fail(hopeless)
-            elif call.held is not None and now >= call.held.until:
-                call.fail(_expired(call, call.held.expected()))
+            left = call.held.until - now if call.held else 0.0
+            if gone is not None:
+                call.fail(gone)
+            elif gap is not None and _is_hopeless(gap, unplaced_s, left, expected):
+                call.fail(_unplaced(gap, expected))
+            elif call.held is not None and left <= 0:
+                call.fail(_expired(call, expected))
         queue.calls = deque(call for call in queue.calls if call.error is None)
-
-    def _hopeless(self, version_id: str, queue: Queue) -> Refused | None:
-        reason, now = self._placer.unplaced_reason(version_id), self._monotonic()
-        if not reason:
-            queue.unplaced_since = None
-            return None
-        if queue.unplaced_since is None:
-            queue.unplaced_since = now
-        if now - queue.unplaced_since < UNPLACED_S:
-            return None
-        return Refused("model_not_ready", reason, "model", retry_after=10)
 
     async def _sent(self, call: "Call") -> bool:
         """Whether ``call`` needs no further holding: it was sent, or has failed."""
@@ -175,6 +196,18 @@ def _too_long(model: str, expected: float, latency_class: str, allowed: float) -
         f"{latency_class} waits {allowed:g} s at most. It is being loaded."
     )
     return Refused("model_cold", text, "model", retry_after=expected)
+
+
+def _is_hopeless(gap: Gap, unplaced_s: float, left: float, expected: float) -> bool:
+    """Seconds: since when it fits nowhere, until the call's deadline, until it can be loaded."""
+    if gap.lasts or unplaced_s < UNPLACED_S:
+        return gap.lasts
+    return gap.retry_s is None or expected > left
+
+
+def _unplaced(gap: Gap, expected: float) -> Refused:
+    again = 10.0 if gap.retry_s is None else expected
+    return Refused("model_not_ready", gap.reason, "model", retry_after=again)
 
 
 def _expired(call: "Call", expected: float) -> Refused:

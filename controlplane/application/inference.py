@@ -12,11 +12,12 @@ How a job is served is ``serve``; the ledger's part of it stands in ``ports``.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from controlplane.application.capture import Capture
+from controlplane.application.refused import Refused
 from controlplane.domain.money import Price
 
 
@@ -90,6 +91,16 @@ class Target(msgspec.Struct, frozen=True):
     replica_id: str
 
 
+class Gap(NamedTuple):
+    """Why a version runs nowhere. ``reason``: the planner's sentence. ``lasts``: neither waiting
+    nor another model that leaves changes it. ``retry_s``: seconds until it is tried again after
+    failures; None where it did not fail."""
+
+    reason: str
+    lasts: bool = False
+    retry_s: float | None = None
+
+
 class Placer(Protocol):
     """Chooses among the replicas that are ready now; ``num_local`` counts ours by replica id."""
 
@@ -102,8 +113,14 @@ class Placer(Protocol):
     def wait_s(self, version_id: str) -> float | None:
         """Seconds until a replica is expected to be ready; None if one is, or was till now."""
 
-    def unplaced_reason(self, version_id: str) -> str:
-        """Why it fits nowhere, as the planner says; "" if it is placed, or not planned yet."""
+    def gone(self, version_id: str) -> Refused | None:
+        """What a new request for the version is told if nobody can ask for it any more."""
+
+    def gap(self, version_id: str) -> Gap | None:
+        """Why it fits nowhere, as the planner says; None if it is placed, or not planned yet."""
+
+    def tried(self, version_id: str) -> Gap | None:
+        """Of a version not planned yet: why no device could hold it; None if one could."""
 
 
 class Limits(Protocol):

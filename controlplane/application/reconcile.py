@@ -60,11 +60,7 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
     with what an event recorded."""
     idle_s = dict(inputs.idle_s)
     return FleetSnapshot(
-        nodes=tuple(
-            _node_view(NodeId(node_id), node, inputs)
-            for node_id, node in sorted(state.nodes.items())
-            if node.status != "absent"
-        ),
+        nodes=node_views(state, inputs),
         versions=tuple(_versions(state)),
         assigned=tuple(
             AssignedView(one, state.replica_state(one), idle_s.get(one.replica_id, 0.0))
@@ -92,6 +88,15 @@ def live_versions(state: FleetState) -> Iterator[tuple[VersionId, VersionSpec]]:
         for version, spec in model.versions.items():
             if version not in model.retired:
                 yield version_id(name, version), spec
+
+
+def node_views(state: FleetState, inputs: PlanInputs) -> tuple[NodeView, ...]:
+    """All that have joined, by id."""
+    return tuple(
+        _node_view(NodeId(node_id), node, inputs)
+        for node_id, node in sorted(state.nodes.items())
+        if node.status != "absent"
+    )
 
 
 def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:

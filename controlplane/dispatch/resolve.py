@@ -63,6 +63,12 @@ class Catalog:
         known = self.models.get(name)
         return known.versions.get(version) if known else None
 
+    def is_live(self, wanted: str) -> bool:
+        """Whether it can be asked for: there is such a version, and it is not retired."""
+        name, _, version = wanted.partition("@")
+        known = self.models.get(name)
+        return known is not None and version in known.versions and version not in known.retired
+
     def price(self, wanted: VersionId) -> Price:
         """What a request admitted now for this version costs."""
         name, _, version = wanted.partition("@")
@@ -109,7 +115,7 @@ def resolve(
         return _by_route(catalog, requested, name, caller, user, request_id)
     chosen = model.default_version(catalog.models[name]) if name in catalog.models else None
     if chosen is None:
-        raise _not_found(requested)
+        raise not_found(requested)
     return _of_version(catalog, requested, name, chosen, caller)
 
 
@@ -170,12 +176,13 @@ def _of_version(
     known = catalog.models.get(name)
     spec = known.versions.get(version) if known else None
     if known is None or spec is None or version in known.retired:
-        raise _not_found(requested)
+        raise not_found(requested)
     permitted = known.access.allows(caller.tenant_id, caller.role)
     if not (permitted and caller.may_ask_for(requested, name)):
-        raise NoAccess(_not_found(requested).message)
+        raise NoAccess(not_found(requested).message)
     return Resolved(requested, "", "", name, version_id(name, version), spec)
 
 
-def _not_found(requested: str) -> ModelNotFound:
+def not_found(requested: str) -> ModelNotFound:
+    """In the same words for a foreign model, an absent one and a retired one."""
     return ModelNotFound(f"The model '{requested}' does not exist or you do not have access to it.")

@@ -81,3 +81,15 @@ def test_what_cannot_be_loaded_in_time_is_refused_at_once_and_loaded_all_the_sam
     until(lambda: small.placements("big@v1"), 15, small.logs)
     again = httpx.post(url, json=body, headers=headers, timeout=10, trust_env=False)
     assert again.status_code == 200, again.text
+
+
+def test_a_load_that_can_never_succeed_ends_the_wait_with_its_code(small: Product) -> None:
+    """Within seconds, and not at the end of the five minutes that a batch request waits."""
+    source = "simulated://torn?load_ms=200&load_fails=checksum_mismatch"
+    add_model(small, "torn", source=source)
+    url = f"{small.ready['api_url']}/v1/completions"
+    headers = {"Authorization": f"Bearer {small.ready['api_key']}", "X-Latency-Class": "batch"}
+    body = {"model": "torn", "prompt": "Hi", "max_tokens": 2}
+    answer = httpx.post(url, json=body, headers=headers, timeout=20, trust_env=False)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
+    assert "last with checksum_mismatch" in answer.json()["error"]["message"]

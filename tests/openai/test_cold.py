@@ -7,9 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
+from controlplane.domain import model
 from tests.openai.conftest import FAST
 from tests.openai.ledger import record_of
 from tests.openai.stack import Stack, until
@@ -76,6 +78,29 @@ def test_many_requests_for_one_cold_model_are_all_answered(
     time.sleep(0.3)
     stack.place(asleep, FAST, "n1")
     assert [one.result(20).usage.completion_tokens for one in asking] == [2] * 6
+
+
+def test_what_no_device_can_hold_is_told_so_by_the_first_answer(
+    client: openai.OpenAI, stack: Stack
+) -> None:
+    stack.add_version("vast", msgspec.structs.replace(FAST, gpu_memory=1 << 45, min_replicas=0))
+    time.sleep(0.2)
+    with pytest.raises(openai.InternalServerError, match="too small even when empty") as refused:
+        client.with_options(max_retries=0).completions.create(model="vast", prompt="a")
+    assert (refused.value.status_code, refused.value.code) == (503, "model_not_ready")
+
+
+def test_who_waits_for_a_version_that_is_retired_is_told_that_there_is_none(
+    client: openai.OpenAI, stack: Stack, asleep: str, pool: ThreadPoolExecutor
+) -> None:
+    asking = pool.submit(client.completions.create, model=asleep, prompt="a", timeout=30)
+    time.sleep(0.3)
+    assert not asking.done()
+    began = time.monotonic()
+    stack.order(model.DECIDER, f"model-{asleep}", model.RetireVersion(asleep, "v1", time.time()))
+    with pytest.raises(openai.NotFoundError, match=f"'{asleep}@v1' does not exist"):
+        asking.result(20)
+    assert time.monotonic() - began < 5, "not the 60 s of its class"
 
 
 def test_the_websocket_says_that_it_waits_and_then_starts(

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.application.call import Call
 from controlplane.application.hold import MAX_HELD, POLL_S, NotLoadedYet, parse_deadlines
-from controlplane.application.inference import Job, Target
+from controlplane.application.inference import Gap, Job, Target
 from controlplane.application.refused import Refused
 from tests.openai.test_serving import ONE, TWO, World, a_job, drain, world  # noqa: F401
 
@@ -126,12 +126,90 @@ async def test_what_is_sent_in_the_moment_its_client_leaves_is_cancelled(cold: W
 async def test_what_fits_nowhere_is_given_up_with_the_planners_reason(cold: World) -> None:
     """After three seconds, in which an idle model may make room."""
     call = await cold.serving.start(a_job())
-    cold.nodes.unplaced = "1 replica of m@v1 cannot be placed."
+    cold.nodes.unplaced = Gap("1 replica of m@v1 cannot be placed.")
     await asyncio.sleep(2 * POLL_S)
     assert call.error is None
     cold.clock.time += 3.0
     await until(lambda: call.error is not None)
-    assert (call.error.code, call.error.message) == ("model_not_ready", cold.nodes.unplaced)
+    assert (call.error.code, call.error.message) == ("model_not_ready", cold.nodes.unplaced.reason)
+
+
+async def test_what_is_held_for_a_retired_version_ends_at_once_as_a_new_request_does(
+    cold: World,
+) -> None:
+    calls = [await cold.serving.start(a_job(request_id=f"req-{i}")) for i in range(2)]
+    cold.nodes.retired = True
+    await until(lambda: all(call.error is not None for call in calls))
+    assert {call.error.code for call in calls} == {"model_not_found"}
+    assert cold.clock.time == 100.0, "nobody waited"
+    with pytest.raises(Refused) as refused:
+        await cold.serving.start(a_job(request_id="late"))
+    assert (refused.value.code, refused.value.message) == ("model_not_found", "no m@v1")
+
+
+async def test_a_failed_load_is_waited_for_while_the_next_one_ends_in_time(cold: World) -> None:
+    """20 s are over: 23 s of 40 left are enough. At the next failure 33 s of 29 left are not."""
+    call = await cold.serving.start(a_job())
+    cold.clock.time += 20.0
+    cold.nodes.unplaced, cold.nodes.loads_in = Gap("It failed.", retry_s=10.0), 23.0
+    await asyncio.sleep(2 * POLL_S)
+    cold.clock.time += 5.0
+    cold.nodes.unplaced, cold.nodes.loads_in = Gap("It failed.", retry_s=5.0), 18.0
+    await asyncio.sleep(2 * POLL_S)
+    assert call.error is None and call.held is not None
+    cold.clock.time += 6.0
+    cold.nodes.unplaced, cold.nodes.loads_in = Gap("It failed again.", retry_s=20.0), 33.0
+    await until(lambda: call.error is not None)
+    assert (call.error.code, call.error.message) == ("model_not_ready", "It failed again.")
+    assert call.error.retry_after == 33.0
+
+
+async def test_a_failure_is_waited_for_and_the_model_comes(cold: World) -> None:
+    call = await cold.serving.start(a_job())
+    cold.nodes.unplaced, cold.nodes.loads_in = Gap("It failed.", retry_s=10.0), 23.0
+    await asyncio.sleep(2 * POLL_S)
+    cold.clock.time += 12.0
+    cold.nodes.unplaced = None
+    ready(cold)
+    await until(lambda: cold.nodes.orders)
+    cold.say("req-1", ONE, TWO)
+    assert await drain(call) == "ab"
+    await call.finish()
+
+
+async def test_what_no_try_can_mend_ends_at_once(cold: World) -> None:
+    call = await cold.serving.start(a_job())
+    cold.nodes.unplaced = Gap("last with checksum_mismatch", lasts=True, retry_s=10.0)
+    await until(lambda: call.error is not None)
+    assert (call.error.code, call.error.message) == (
+        "model_not_ready",
+        "last with checksum_mismatch",
+    )
+    with pytest.raises(Refused, match="checksum_mismatch"):
+        await cold.serving.start(a_job(request_id="late"))
+    assert cold.clock.time == 100.0, "nobody waited"
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["never planned", "planned"])
+async def test_what_no_device_can_hold_is_told_so_and_not_that_it_loads(
+    cold: World, known: bool
+) -> None:
+    """Be it long to load or not, and from the first request on."""
+    gap = Gap("1 too small even when empty.", lasts=True)
+    cold.nodes.unplaced, cold.nodes.too_large = (gap, None) if known else (None, gap)
+    for seconds in (12.0, 70375.0):
+        cold.nodes.loads_in = seconds
+        with pytest.raises(Refused) as refused:
+            await cold.serving.start(a_job(request_id=f"req-{seconds}"))
+        assert (refused.value.code, refused.value.message) == ("model_not_ready", gap.reason)
+        assert refused.value.retry_after == 10.0
+
+
+async def test_a_full_fleet_is_named_before_an_estimate_beyond_the_class(cold: World) -> None:
+    """A replica that nowhere has room for is not being loaded."""
+    cold.nodes.unplaced, cold.nodes.loads_in = Gap("1 too full."), 61.0
+    with pytest.raises(Refused, match="1 too full"):
+        await cold.serving.start(a_job())
 
 
 async def test_a_queue_is_bounded(cold: World) -> None:

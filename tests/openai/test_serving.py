@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.application.call import Call
-from controlplane.application.inference import Job, Order, SamplingOptions, Target
+from controlplane.application.inference import Gap, Job, Order, SamplingOptions, Target
 from controlplane.application.ports import AuditUnavailable, BudgetExceeded, Intent, Terminal
 from controlplane.application.refused import Refused
 from controlplane.application.serve import Serving
@@ -79,7 +79,9 @@ class Nodes:
     cancelled: list[str] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
     loads_in: float | None = None  # seconds until a replica is ready; None: it is not cold
-    unplaced: str = ""
+    unplaced: Gap | None = None
+    too_large: Gap | None = None  # for all devices, as the planner finds at the first request
+    retired: bool = False
 
     async def generate(self, node_id: str, order: Order, sink: Callable[[Any], None]) -> None:
         self.orders.append((node_id, order))
@@ -105,8 +107,14 @@ class Nodes:
     def wait_s(self, version_id: str) -> float | None:
         return self.loads_in
 
-    def unplaced_reason(self, version_id: str) -> str:
+    def gone(self, version_id: str) -> Refused | None:
+        return Refused("model_not_found", f"no {version_id}", "model") if self.retired else None
+
+    def gap(self, version_id: str) -> Gap | None:
         return self.unplaced
+
+    def tried(self, version_id: str) -> Gap | None:
+        return self.too_large
 
     def lose(self, node_id: str) -> None:
         for at, order in self.orders:

@@ -14,11 +14,13 @@ from controlplane.adapters.natsbus.transport import (
 )
 from controlplane.application.fleet import FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
-from controlplane.application.inference import Job, Order, SamplingOptions, Target
+from controlplane.application.gaps import gap_of, tried
+from controlplane.application.inference import Gap, Job, Order, SamplingOptions, Target
 from controlplane.application.ports import Clock
 from controlplane.application.refused import Refused
 from controlplane.dispatch.choose import RequestView, choose
 from controlplane.dispatch.refusals import NotReady
+from controlplane.dispatch.resolve import not_found
 
 LOST_S = 15.0  # node not heard
 LEASE_S = 10.0  # a node ends what it does for a gateway that has been silent for so long
@@ -30,6 +32,8 @@ class FleetPlacer:
     def __init__(self, state: FleetState, loads: FleetLoads, clock: Clock) -> None:
         self._state, self._loads, self._clock = state, loads, clock
         self._monotonic = clock.monotonic
+        self._tried: dict[str, Gap | None] = {}
+        self._tried_at = -1  # log position
 
     def choose(self, job: Job, excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
         views = self._state.candidates(job.version_id, self._loads, self._monotonic(), num_local)
@@ -47,10 +51,28 @@ class FleetPlacer:
         return age is not None and age <= LOST_S
 
     def wait_s(self, version_id: str) -> float | None:
-        return self._state.wait_s(version_id, self._clock.now())
+        """With the time until the next try, where failures keep the version away."""
+        expected = self._state.wait_s(version_id, self._clock.now())
+        gap = self.gap(version_id) if expected is not None else None
+        return expected + gap.retry_s if expected is not None and gap and gap.retry_s else expected
 
-    def unplaced_reason(self, version_id: str) -> str:
-        return self._state.unplaced_reason(version_id)
+    def gone(self, version_id: str) -> Refused | None:
+        if self._state.catalog.is_live(version_id):
+            return None
+        error = not_found(version_id)
+        return Refused(error.code, error.message, "model")
+
+    def gap(self, version_id: str) -> Gap | None:
+        return gap_of(self._state, version_id, self._clock.now())
+
+    def tried(self, version_id: str) -> Gap | None:
+        """Once for each state of the fleet: 50 ms for 10,000 devices."""
+        if self._tried_at != self._state.position:
+            self._tried_at = self._state.position
+            self._tried.clear()
+        if version_id not in self._tried:
+            self._tried[version_id] = tried(self._state, version_id, self._clock.now())
+        return self._tried[version_id]
 
     def record(self, load: NodeLoad) -> None:
         self._loads.record(load, self._monotonic())

@@ -1,0 +1,88 @@
+"""Why a version runs nowhere, and whether it is worth waiting for.
+
+The planner leaves a gap where it finds no place for a version. Most gaps close by themselves::
+
+    insufficient_memory                   an idle model may make room for it
+    backoff, last with out_of_memory      it is tried again: ``retry_s`` 10 after the first failure
+    backoff, last with checksum_mismatch  the same files fail the same way: it lasts
+    too_small on every device             no model that leaves changes that: it lasts
+
+A version that was never planned has no gap yet. ``tried`` asks the planner then, with the version
+alone on the devices that there are: 32 TiB on nodes of 80 GiB fit nowhere, whoever leaves.
+"""
+
+from collections.abc import Mapping
+
+from controlplane.application.fleet_state import FleetState
+from controlplane.application.inference import Gap
+from controlplane.application.reconcile import RESERVED_BYTES, node_views
+from controlplane.domain.ids import VersionId
+from controlplane.domain.node import Node
+from controlplane.domain.placement import PlanInputs, Unplaced
+from controlplane.placement.plan import plan
+from controlplane.placement.snapshot import FailureView, FleetSnapshot, VersionView
+
+OUT_OF_REACH = frozenset({"too_small", "too_few_devices", "wrong_class"})
+NEVER_HEALS = frozenset(
+    {
+        "checkpoint_mismatch",
+        "checksum_mismatch",
+        "config_invalid",
+        "config_rejected",
+        "draft_model_unsupported",
+        "format_not_allowed",
+        "insufficient_memory",  # of its own budget, not of the device
+        "kv_cache_dtype_unsupported",
+        "manifest_invalid",
+        "quantization_unsupported",
+        "source_invalid",
+        "tensor_parallel_unsupported",
+        "tokenizer_rejected",
+        "weights_malformed",
+        "weights_rejected",
+    }
+)  # codes of failed loads that lie in the version's files or specification
+
+
+def gap_of(state: FleetState, version_id: str, now: float) -> Gap | None:
+    """None where a replica has a place, or none was looked for."""
+    if state.assignments_of(version_id):
+        return None
+    for found in state.placement.unplaced:
+        if found.version_id == version_id:
+            return _judged(found, state.nodes, now)
+    return None
+
+
+def tried(state: FleetState, version_id: str, now: float) -> Gap | None:
+    """Why no device could hold the version, were all of them empty; None if one could, or does."""
+    spec = state.catalog.spec(VersionId(version_id))
+    if spec is None or state.assignments_of(version_id):
+        return None
+    alone = FleetSnapshot(
+        nodes=node_views(state, PlanInputs(reserved_bytes=tuple(RESERVED_BYTES.items()))),
+        versions=(VersionView(VersionId(version_id), spec, 1),),
+        assigned=(),
+        failures=(),
+        position=state.position,
+        now=now,
+    )
+    gaps = (_judged(found, state.nodes, now) for found in plan(alone, 0).unplaced)
+    return next((gap for gap in gaps if gap.lasts), None)
+
+
+def _judged(found: Unplaced, nodes: Mapping[str, Node], now: float) -> Gap:
+    if found.code != "backoff":
+        codes = {one.code for one in found.rejections}
+        return Gap(found.reason, bool(codes) and codes <= OUT_OF_REACH)
+    failures = _failures(found, nodes)
+    lasts = bool(failures) and all(one.code in NEVER_HEALS for one in failures)
+    next_try = min((one.retry_at for one in failures), default=now)
+    return Gap(found.reason, lasts, max(0.0, next_try - now))
+
+
+def _failures(found: Unplaced, nodes: Mapping[str, Node]) -> list[FailureView]:
+    """Of the nodes on which it waits to be tried again."""
+    waiting = {one.node_id for one in found.rejections if one.code == "backoff"}
+    known = {one: nodes[one].failures.get(found.version_id) for one in waiting if one in nodes}
+    return [FailureView(found.version_id, one, *last) for one, last in known.items() if last]
