@@ -22,6 +22,7 @@ export function version(model, name, part = {}) {
     max_replicas: 2,
     policy: "continuous",
     colocation: { labels: [], affinity: [], anti_affinity: [], isolation: "shared" },
+    needs: { gpu_classes: [], compute_percent: 0, cpu_milli: 0, host_memory: 0 },
     draft_model: "",
     speculation: "none",
     swap_bytes: null,
