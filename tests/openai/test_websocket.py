@@ -204,7 +204,9 @@ def test_what_breaks_the_protocol_ends_the_connection(stack: Stack, key: str) ->
             return Client(socket).close_code()
 
     assert code_after(lambda socket: socket.send(b"\x00\x01")) == 1003
-    assert code_after(lambda socket: socket.send("x" * (1024 * 1024 + 1))) == 1009
+    # The rest of it is unread when the gateway closes: a reset may overtake the close frame (1006).
+    large = [code_after(lambda socket: socket.send("x" * (1024 * 1024 + 1))) for _ in range(3)]
+    assert 1009 in large and set(large) <= {1009, 1006}
     flood = json.dumps({"type": "cancel", "id": "x"})
     assert code_after(lambda socket: [socket.send(flood) for _ in range(3000)]) == 1008
     with open_socket(stack, {"Authorization": f"Bearer {key}"}) as socket:
