@@ -14,6 +14,7 @@ and computed again only for nodes that changed.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ class Machine(NamedTuple):
 Array = Any
 
 
-class Peer:
+class Peer(ABC):
     """``free`` GPU thousandths ``[nodes, 8]``, -1 where there is none."""
 
     name = ""
@@ -121,11 +122,11 @@ class Peer:
         scores[enough] = self.score(rows[enough], free[enough], after, wanted, None)
         return scores, gpus
 
+    @abstractmethod
     def score(
         self, rows: Array, free: Array, after: Array, wanted: Workload, gpu: Array | None
     ) -> Array:
         """The higher, the better; ``gpu``: which one gives the share."""
-        raise NotImplementedError
 
 
 class FirstFit(Peer):
