@@ -59,7 +59,7 @@ class Peer(ABC):
         self._changed: list[int] = []
         self.prepare(typical)
 
-    def prepare(self, typical: Counter[Workload]) -> None:
+    def prepare(self, typical: Counter[Workload]) -> None:  # noqa: B027 (a hook)
         """Before the first placement."""
 
     def place(self, wanted: Workload) -> bool:
@@ -79,7 +79,7 @@ class Peer(ABC):
     def choose(self, scores: Array) -> int:
         return int(scores.argmax())
 
-    def took(self, row: int) -> None:
+    def took(self, row: int) -> None:  # noqa: B027 (a hook)
         """After each placement."""
 
     def _gpus(self, wanted: Workload, row: int, gpu: int) -> list[int]:
