@@ -17,7 +17,6 @@ model is then rebuilt at the next start.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
@@ -39,19 +38,9 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 R = TypeVar("R", bound=Row)
 
 
-class _KeyFields(dict[type[Row], Callable[[Row], Key]]):
-    """What reads the key of a table's row, made at its first row."""
-
-    def __missing__(self, table: type[Row]) -> Callable[[Row], Key]:
-        read = self[table] = attrgetter(table.__struct_fields__[0])
-        return read
-
-
-_KEYS = _KeyFields()
-
-
 def key_of(row: Row) -> Key:
-    return _KEYS[type(row)](row)
+    key: Key = getattr(row, row.__struct_fields__[0])
+    return key
 
 
 class Rows(Protocol):
