@@ -89,9 +89,15 @@ class Bus:
         )
 
     async def close(self) -> None:
-        """Send what is queued, for two seconds at most, and close."""
+        """Send what is queued, for two seconds at most, and close.
+
+        Draining is left, not cancelled: the client library's reader fails at the server's answer
+        to a flush that was.
+        """
+        drain = asyncio.ensure_future(self._client.drain())
+        drain.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
-            await asyncio.wait_for(self._client.drain(), 2.0)
+            await asyncio.wait_for(asyncio.shield(drain), 2.0)
         except (TimeoutError, NatsError):
             await self._client.close()
 

@@ -2,10 +2,11 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from controlplane.domain import model
@@ -51,11 +52,14 @@ def test_no_forged_token_is_accepted_by_the_websocket(stack: Stack) -> None:
     for forged, why in forgeries():
         with open_socket(stack) as socket:
             client = Client(socket)
+            if len(forged) > 1_000_000:  # more than a message may have: cut off, even while sending
+                with suppress(ConnectionClosed):
+                    client.send(type="auth", token=forged)
+                assert client.close_code() in (1009, 1006), why  # a reset can overtake the frame
+                continue
             client.send(type="auth", token=forged)
-            # One is more than a message may have; all others are answered and sent away.
-            too_large = len(forged) > 1_000_000
-            assert too_large or client.receive()["type"] == "error", why
-            assert client.close_code() == (1009 if too_large else 4401), why
+            assert client.receive()["type"] == "error", why
+            assert client.close_code() == 4401, why
         if len(forged) < 8192 and forged.isascii():
             with pytest.raises(InvalidStatus) as refused:
                 connect(url, additional_headers={"Authorization": f"Bearer {forged}"})

@@ -4,6 +4,10 @@ A hung server is noticed in about six seconds (ping 2 s, two outstanding), recon
 and is jittered so that a fleet does not return in one instant, and little is buffered: what cannot
 be sent now is refused now. Errors that the client library only reports to a callback (dropped
 messages of a slow subscription, permission violations) are counted.
+
+Nothing that waits for the server's PONG is cancelled, only left: the client library's reader sets
+the result of the future that waited, fails if that was cancelled, and then reads no more, without
+a reconnection.
 """
 
 import asyncio
@@ -25,6 +29,7 @@ from gpuagent.wire import subjects
 
 PENDING_BYTES = 256 * 1024
 API_TIMEOUT_S = 3.0
+FLUSH_TIMEOUT_S = 5.0
 
 
 class Bus:
@@ -56,10 +61,17 @@ class Bus:
         """Call after each reconnection: whatever was missed meanwhile must be looked up."""
         self._on_reconnect.append(callback)
 
+    async def flush(self) -> None:
+        """The server has all that was sent before; raises BusUnavailable."""
+        try:
+            await _left_after(FLUSH_TIMEOUT_S, self.require_connected().flush())
+        except (NatsError, TimeoutError) as error:
+            raise BusUnavailable(f"The bus does not answer: {error!r}") from error
+
     async def close(self, deadline_s: float = 3.0) -> None:
         """Drain for at most ``deadline_s`` seconds, then close."""
         try:
-            await asyncio.wait_for(self.client.drain(), deadline_s)
+            await _left_after(deadline_s, self.client.drain())
         except (TimeoutError, NatsError):
             await self.client.close()
 
@@ -72,6 +84,13 @@ class Bus:
             task = asyncio.create_task(callback())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+
+async def _left_after(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work``; raises TimeoutError and leaves it to itself when it takes longer."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    await asyncio.wait_for(asyncio.shield(task), seconds)
 
 
 def _jittered(servers: list[Any], info: dict[str, Any]) -> tuple[None, float]:

@@ -21,7 +21,6 @@ from gpuagent.wire.codec import WireError
 
 PENDING_MESSAGES = 4096
 PENDING_BYTES = 16 * 1024 * 1024
-FLUSH_TIMEOUT_S = 5
 
 T = TypeVar("T")
 
@@ -45,13 +44,7 @@ class NodeSubscriber:
             await self._subscribe(observed, node_report, self._on_report)
             self._bus.on_reconnect(self._read_again)
             await self.read_observed()
-        await self._settle()
-
-    async def _settle(self) -> None:
-        try:
-            await self._bus.require_connected().flush(FLUSH_TIMEOUT_S)
-        except (NatsError, TimeoutError) as error:
-            raise BusUnavailable(f"The bus does not answer: {error!r}") from error
+        await self._bus.flush()
 
     async def _subscribe(
         self, subject: str, parse: Callable[[bytes, str], T], deliver: Callable[[T], None]

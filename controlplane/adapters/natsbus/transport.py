@@ -74,7 +74,6 @@ MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 MAX_RESENDS = 5
 RESEND_EVERY_S = 0.25
 SILENT_S = 3.0
-FLUSH_TIMEOUT_S = 3
 
 Sink = Callable[[Delta], None]
 
@@ -134,7 +133,7 @@ class Transport:
             pending_bytes_limit=PENDING_BYTES,
         )
         await client.subscribe(f"{self._inbox}.*", cb=self._receive_undelivered)
-        await client.flush(FLUSH_TIMEOUT_S)
+        await self._bus.flush()
         self._bus.on_reconnect(self._resend_all)
 
     # --- orders ---------------------------------------------------------------------------------
