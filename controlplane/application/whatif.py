@@ -3,11 +3,13 @@
 Nothing is appended: the fork is the folded state, handed to ``simulation.whatif`` as a snapshot.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.ports import EventStore
 from controlplane.application.reconcile import snapshot
+from controlplane.domain.errors import Invalid
 from controlplane.domain.placement import PlanInputs
 from controlplane.simulation.whatif import Change, Outcome, Place, what_if
 
@@ -19,6 +21,27 @@ class Preview:
     position: int
     change: Change
     outcome: Outcome
+
+
+def change_of(
+    lose: Sequence[str], add: Sequence[str], replicas: Sequence[str], load: float
+) -> Change:
+    """As people write it: ``n1``, ``n9=n1`` (like n1), ``chat@v2=4``. Raises Invalid."""
+    numbers = tuple((name, _number(text)) for name, text in map(_pair, replicas))
+    return Change(tuple(lose), tuple(map(_pair, add)), numbers, load)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign and value):
+        raise Invalid("invalid_change", f"'{text[:100]}' is not of the form NAME=VALUE.")
+    return name, value
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise Invalid("invalid_replicas", f"'{text[:100]}' is not a number of replicas.")
+    return int(text)
 
 
 def preview(fleet: FleetState, inputs: PlanInputs, change: Change, now: float) -> Preview:

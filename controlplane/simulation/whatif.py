@@ -23,6 +23,7 @@ from controlplane.domain.placement import Assignment, Stopped, Unplaced
 from controlplane.placement.plan import PlacementPlan, plan
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, NodeView, VersionView
 
+MAX_REPLICAS = 1000  # of a version, and as many times the load
 MAX_ROUNDS = 50  # of planning; a fleet that spreads moves one replica of a version a round
 
 
@@ -88,7 +89,7 @@ def what_if(snapshot: FleetSnapshot, generation: int, change: Change) -> Outcome
     before, after = _end(snapshot, generation), _end(altered, generation)
     then, now = _places(before.assigned), _places(after.assigned)
     usual = {stop.assignment.replica_id for stop in before.evicted}
-    gaps = {one.version_id: one.num_missing for one in before.unplaced}
+    gaps = {str(one.version_id): one.num_missing for one in before.unplaced}
     return Outcome(
         joined=_told(now - then),
         left=_told(then - now),
@@ -103,8 +104,10 @@ def what_if(snapshot: FleetSnapshot, generation: int, change: Change) -> Outcome
 # --- the altered fleet ------------------------------------------------------------------------
 def alter(snapshot: FleetSnapshot, change: Change) -> FleetSnapshot:
     """The fleet with the change made; what ran on a lost node is still assigned to it."""
-    if change.load <= 0:
-        raise Invalid("invalid_load", "The load is more than 0 times the present one.")
+    if not 0 < change.load <= MAX_REPLICAS:
+        raise Invalid(
+            "invalid_load", "The load is more than 0 and at most 1000 times the present one."
+        )
     nodes: dict[str, NodeView] = {node.node_id: node for node in snapshot.nodes}
     for node_id, like in change.add:
         if node_id in nodes:
@@ -135,8 +138,8 @@ def _resized(
     for version_id, number in replicas:
         if version_id not in versions:
             raise NotFound("version", version_id)
-        if number < 0:
-            raise Invalid("invalid_replicas", "A version has no fewer than 0 replicas.")
+        if not 0 <= number <= MAX_REPLICAS:
+            raise Invalid("invalid_replicas", "A version has from 0 to 1000 replicas.")
         versions[version_id] = replace(versions[version_id], num_replicas=number)
     return tuple(versions.values())
 

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from controlplane import bootstrap
-from controlplane.application.whatif import sentences
+from controlplane.application.whatif import change_of, sentences
 from controlplane.domain.errors import DomainError
 from controlplane.domain.policy import READ, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
@@ -44,22 +44,5 @@ class Command(DatabaseCommand):
 
 
 def _change(options: dict[str, Any]) -> Change:
-    return Change(
-        tuple(options["lose_node"]),
-        tuple(_pair(one) for one in options["add_node"]),
-        tuple((name, _number(text)) for name, text in map(_pair, options["replicas"])),
-        options["load"],
-    )
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not (name and sign and value):
-        raise CommandError(f"'{text}' is not of the form NAME=VALUE.")
-    return name, value
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise CommandError(f"'{text}' is not a number of replicas.")
-    return int(text)
+    asked = (options[name] for name in ("lose_node", "add_node", "replicas", "load"))
+    return change_of(*asked)
