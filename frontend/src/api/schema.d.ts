@@ -506,6 +506,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/placements/what-if/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["placements_what_if"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/preloads/": {
         parameters: {
             query?: never;
@@ -1379,6 +1395,11 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Event"][];
         };
+        Evicted: {
+            replica_id: string;
+            version_id: string;
+            reason: string;
+        };
         Expected: {
             version_id: string;
             /** Format: double */
@@ -1625,6 +1646,12 @@ export interface components {
          * @enum {string}
          */
         MethodEnum: "arima" | "averages" | "daytime";
+        Missing: {
+            version_id: string;
+            num_missing: number;
+            code: string;
+            reason: string;
+        };
         Model: {
             name: string;
             default_version: string | null;
@@ -1757,6 +1784,12 @@ export interface components {
          * @enum {string}
          */
         PeriodEnum: "day" | "month" | "total";
+        Place: {
+            version_id: string;
+            node_id: string;
+            device_index: number;
+            number: number;
+        };
         /**
          * @description * `continuous` - continuous
          *     * `static` - static
@@ -1953,6 +1986,18 @@ export interface components {
             peak_bytes: number;
             /** Format: double */
             load_seconds: number;
+        };
+        ReplicaLoad: {
+            version_id: string;
+            /** @description Replicas as it is. */
+            before: number;
+            /** @description Replicas after the change. */
+            after: number;
+            /**
+             * Format: double
+             * @description Relative to now.
+             */
+            per_replica: number | null;
         };
         ReplicaPage: {
             next: string | null;
@@ -2462,6 +2507,23 @@ export interface components {
          * @enum {string}
          */
         VersionStatusEnum: "ready" | "loading" | "idle" | "unplaced" | "failed" | "retired";
+        /** @description What a changed fleet would look like, by the planner itself; nothing is written. */
+        WhatIf: {
+            /** @description Where the log was forked. */
+            position: number;
+            joined: components["schemas"]["Place"][];
+            left: components["schemas"]["Place"][];
+            evicted: components["schemas"]["Evicted"][];
+            /** @description Where more are missing than as it is. */
+            unplaced: components["schemas"]["Missing"][];
+            /** @description Missing as it is, and placed then. */
+            relieved: components["schemas"]["Fitting"][];
+            /** @description Where the load on a replica changes. */
+            loads: components["schemas"]["ReplicaLoad"][];
+            /** @description Whether the planner came to rest. */
+            settled: boolean;
+            sentences: string[];
+        };
         WouldBeEvent: {
             type: string;
             data: {
@@ -3842,6 +3904,45 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Repack"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    placements_what_if: {
+        parameters: {
+            query?: {
+                /** @description `n9=n1`: like n1. */
+                add_node?: string;
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                /** @description Times the present requests. */
+                load?: number;
+                lose_node?: string;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+                /** @description `chat@v2=4`. */
+                replicas?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WhatIf"];
                 };
             };
             "4XX": {
