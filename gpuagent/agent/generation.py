@@ -96,7 +96,7 @@ class Generation:
             )
 
     def _end_of_slice(self, start: int) -> int:
-        """Where the last delta ends that begins within RESEND_TOKENS tokens, the last at ``total``."""
+        """Where the last delta ends that begins within RESEND_TOKENS tokens."""
         at = bisect_left(self.starts, start + RESEND_TOKENS)
         return self.starts[at] if at < len(self.starts) else len(self.token_ids)
 

@@ -89,7 +89,9 @@ class Tallies:
 
     def sent(self, counts: Iterable[Produced]) -> dict[str, int]:
         """Of those that another replica began, how many of the tokens are its."""
-        return {c.request_id: self._sent[c.request_id] for c in counts if c.request_id in self._sent}
+        return {
+            c.request_id: self._sent[c.request_id] for c in counts if c.request_id in self._sent
+        }
 
     def forget_old(self) -> None:
         """Call every second."""

@@ -112,7 +112,8 @@ class Transport:
     """All inference of one gateway. Runs in one event loop; ``monotonic`` gives seconds.
 
     ``counts``: frames, deltas, frame_rejected, frame_gap, delta_unknown, delta_repeated,
-    delta_gap, stray_cancel, resend, untold, undelivered, and the ``error_code`` of every stream ended here.
+    delta_gap, stray_cancel, resend, untold, undelivered, and the ``error_code`` of every stream
+    ended here.
     """
 
     def __init__(self, bus: Bus, gateway_id: str, monotonic: Callable[[], float]) -> None:
@@ -208,7 +209,7 @@ class Transport:
         self.counts["frames"] += 1
         self.is_behind = self._frames is not None and self._frames.pending_msgs > 0
         missed = self._follow(node_id, frame)
-        strays = [delta for delta in frame.deltas if not self._accept(node_id, frame.boot_id, delta)]
+        strays = [d for d in frame.deltas if not self._accept(node_id, frame.boot_id, d)]
         if strays:
             await self._stop(node_id, strays)
         if missed:
