@@ -153,7 +153,9 @@ def test_streams_go_on_elsewhere_and_nobody_notices(broken: Stack, name: str) ->
         assert len({one["attempt"] for one in tries}) == len(tries) == row["attempts"]
         moved += len(tries) > 1
     assert moved > 0
-    headers = {"Authorization": f"Bearer {key_of(broken)}"}
+    (tenant,) = broken.keys
+    reader = broken.add_key(tenant, ("inference", "admin:read"))
+    headers = {"Authorization": f"Bearer {reader}"}
     page = httpx.get(f"{broken.gateway.url}/metrics", headers=headers, verify=False).text
     assert "engine_gateway_continuations_total{cause=" in page
 
