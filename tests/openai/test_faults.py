@@ -39,6 +39,7 @@ def shared(
         stack = Stack(directory, settings.SECRET_KEY)
         try:
             stack.start()
+            stack.add_tenant("operators")
             stack.add_version("slow", SLOW)
             stack.add_version("fast", FAST)
             for node_id in ("n1", "n2"):
@@ -153,8 +154,7 @@ def test_streams_go_on_elsewhere_and_nobody_notices(broken: Stack, name: str) ->
         assert len({one["attempt"] for one in tries}) == len(tries) == row["attempts"]
         moved += len(tries) > 1
     assert moved > 0
-    (tenant,) = broken.keys
-    reader = broken.add_key(tenant, ("inference", "admin:read"))
+    reader = broken.add_key("operators", ("admin:read",), role="auditor")
     headers = {"Authorization": f"Bearer {reader}"}
     page = httpx.get(f"{broken.gateway.url}/metrics", headers=headers, verify=False).text
     assert "engine_gateway_continuations_total{cause=" in page
