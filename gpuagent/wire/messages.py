@@ -243,6 +243,10 @@ class Generate(Message, frozen=True, kw_only=True):
     many seconds; 0 (older gateways) means never. ``cache_salt`` is the tenant's, and tenants of one
     class share by ``weight``: one with 4 gets four times the tokens of one with 1. ``record_id``
     is the request on record that this is one of several choices of; "": it is the only one.
+
+    A generation that another replica began is continued from ``sent_token_ids``, of which the
+    client has the text: the first delta's index is their number, and ``max_tokens`` and penalties
+    count them. ``num_cached_tokens`` is what that replica had found of the prompt in its cache.
     """
 
     request_id: str
@@ -256,6 +260,8 @@ class Generate(Message, frozen=True, kw_only=True):
     lease_s: float = 0.0
     weight: float = 1.0
     record_id: str = ""
+    sent_token_ids: tuple[int, ...] = ()
+    num_cached_tokens: int = 0
 
 
 class Cancel(Message, frozen=True, kw_only=True):
@@ -310,13 +316,15 @@ class Produced(msgspec.Struct, frozen=True, array_like=True):
 class Closed(Message, frozen=True, kw_only=True):
     """All generations that the node knows of the records it was asked for; none: it knows none.
 
-    ``more``: the rest follows, in as many messages as its size demands.
+    ``more``: the rest follows, in as many messages as its size demands. ``sent``, by request id:
+    how many of the output tokens are those of another replica, which the generation continued.
     """
 
     node_id: str
     number: int
     generations: tuple[Produced, ...] = ()
     more: bool = False
+    sent: dict[str, int] = {}
 
 
 # --- frames: node -> gateway, one message per engine step and gateway --------------------------

@@ -184,11 +184,15 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         lease_s=10.0,
         weight=4.0,
         record_id="req-0",
+        sent_token_ids=(5, 6),
+        num_cached_tokens=2,
     ),
     messages.Cancel(gateway="gw1", request_ids=("req-1", "req-2")),
     messages.Resend(gateway="gw1", requests={"req-1": 4}),
     messages.Close(asker="gw2", number=3, gateway="gw1", record_ids=("req-1", "req-2")),
-    messages.Closed(node_id="n1", number=3, generations=(PRODUCED,), more=True),
+    messages.Closed(
+        node_id="n1", number=3, generations=(PRODUCED,), more=True, sent={"req-1-0": 7}
+    ),
     messages.Frame("n1", "b1", 12, (DELTA,)),
     messages.TokenizerBundle(
         version_id="chat@1",

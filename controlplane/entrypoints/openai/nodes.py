@@ -101,6 +101,8 @@ class NatsGenerator:
             lease_s=LEASE_S,
             weight=order.weight,
             record_id=order.record_id,
+            sent_token_ids=order.sent_token_ids,
+            num_cached_tokens=order.num_cached_tokens,
         )
         try:
             await self._transport.generate(node_id, message, sink)
