@@ -54,9 +54,7 @@ def desired_nodes(state: FleetState, epoch: int) -> list[DesiredNode]:
     ]
 
 
-def _with_tiers(
-    replicas: list[DesiredReplica], state: FleetState
-) -> tuple[DesiredReplica, ...]:
+def _with_tiers(replicas: list[DesiredReplica], state: FleetState) -> tuple[DesiredReplica, ...]:
     """Said only where replicas share a device by turns: elsewhere nothing needs to move."""
     if not any(one.spec.residency == "swappable" for one in replicas):
         return tuple(replicas)

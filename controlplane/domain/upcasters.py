@@ -64,7 +64,7 @@ def _with_tiers(data: dict[str, Any]) -> dict[str, Any]:
         return {**change, "assignment": {**change["assignment"], "tier": "resident"}}
 
     inputs = data["inputs"]
-    new = {"host_bytes": [], "charged_bytes": [], "steady": []}
+    new: dict[str, Any] = {"host_bytes": [], "charged_bytes": [], "steady": []}
     return {
         **data,
         "started": [placed(one) for one in data["started"]],

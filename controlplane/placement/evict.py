@@ -103,9 +103,7 @@ def _victims_at(fleet: Fleet, place: list[Slot], version: VersionView) -> list[R
     return [chosen[replica_id] for replica_id in sorted(chosen)]
 
 
-def _fits(
-    fleet: Fleet, slot: Slot, version: VersionView, without: Mapping[str, Resident]
-) -> bool:
+def _fits(fleet: Fleet, slot: Slot, version: VersionView, without: Mapping[str, Resident]) -> bool:
     """Whether it fits once those have left, with the memory to itself or shared."""
     if rejection(fleet, slot, version, without) is None:
         return True

@@ -249,7 +249,9 @@ def barrier(
         _unusable(fleet, slot, version)
         or _company(slot, version, gone)
         or _promised(slot, version, gone)
-        or _host(fleet, slot, version, [slot.residents[one] for one in gone if one in slot.residents])
+        or _host(
+            fleet, slot, version, [slot.residents[one] for one in gone if one in slot.residents]
+        )
     )
 
 

@@ -53,7 +53,9 @@ class Standing:
 
     def left_bytes(self, version: VersionView) -> int:
         """For the swappable ones, once ``version`` is there too."""
-        return self.room_bytes - self.stay_bytes - (0 if version.is_swappable else version.shard_bytes)
+        return (
+            self.room_bytes - self.stay_bytes - (0 if version.is_swappable else version.shard_bytes)
+        )
 
     def has_room(self, version: VersionView) -> bool:
         largest = max(self.largest_bytes, version.shard_bytes if version.is_swappable else 0)
@@ -87,9 +89,7 @@ def fits(fleet: Fleet, slot: Slot, version: VersionView, without: Container[str]
     )
 
 
-def _host_used(
-    fleet: Fleet, slot: Slot, version: VersionView, without: Container[str] = ()
-) -> int:
+def _host_used(fleet: Fleet, slot: Slot, version: VersionView, without: Container[str] = ()) -> int:
     """Bytes of the node's memory that may be needed with ``version`` on ``slot``."""
     others = (one for one in fleet.slots_of_node(slot.node.node_id) if one.cell != slot.cell)
     beside = sum(standing(one).host_bytes() for one in others if one.num_swappable)

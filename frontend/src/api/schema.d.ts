@@ -1093,6 +1093,7 @@ export interface components {
             shards: components["schemas"]["Shard"][];
             /** @description The replica that leaves once this one is ready. */
             replaces: string | null;
+            tier: components["schemas"]["PlacedTierEnum"];
         };
         /** @description One try of one choice of a request on one replica. */
         Attempt: {
@@ -1495,6 +1496,12 @@ export interface components {
             reserved_bytes: unknown;
             /** @description Which rules and weights decided. */
             planner: number;
+            /** @description (node, bytes kept for what is swapped out) */
+            host_bytes: unknown;
+            /** @description (replica, bytes that its node measured) */
+            charged_bytes: unknown;
+            /** @description Swappable replicas that work without a pause. */
+            steady: unknown;
         };
         /** @description ``secret`` is shown this once; a replay by Idempotency-Key says null. */
         IssuedKey: {
@@ -1758,6 +1765,12 @@ export interface components {
          */
         PeriodEnum: "day" | "month" | "total";
         /**
+         * @description * `resident` - resident
+         *     * `warm` - warm
+         * @enum {string}
+         */
+        PlacedTierEnum: "resident" | "warm";
+        /**
          * @description * `continuous` - continuous
          *     * `static` - static
          *     * `prefill-first` - prefill-first
@@ -1953,6 +1966,13 @@ export interface components {
             peak_bytes: number;
             /** Format: double */
             load_seconds: number;
+            /**
+             * @description As it was placed; warm: swapped in from host memory when it is asked for.
+             *
+             *     * `resident` - resident
+             *     * `warm` - warm
+             */
+            tier: components["schemas"]["PlacedTierEnum"];
         };
         ReplicaPage: {
             next: string | null;
@@ -2032,6 +2052,12 @@ export interface components {
             /** @description What was longer than the 128 KiB that are kept of each. */
             truncated: components["schemas"]["TruncatedEnum"][];
         };
+        /**
+         * @description * `resident` - resident
+         *     * `swappable` - swappable
+         * @enum {string}
+         */
+        ResidencyEnum: "resident" | "swappable";
         /** @description Events and totals of usage are kept for ever, and have no policy. */
         Retention: {
             kind: components["schemas"]["KindEnum"];
@@ -2230,7 +2256,7 @@ export interface components {
         Tenant: {
             tenant_id: string;
             name: string;
-            tier: components["schemas"]["TierEnum"];
+            tier: components["schemas"]["TenantTierEnum"];
             suspended: boolean;
             suspended_reason: string;
             budgets: components["schemas"]["BudgetRule"][];
@@ -2261,6 +2287,13 @@ export interface components {
             results: components["schemas"]["Tenant"][];
             count: number;
         };
+        /**
+         * @description * `free` - free
+         *     * `standard` - standard
+         *     * `premium` - premium
+         * @enum {string}
+         */
+        TenantTierEnum: "free" | "standard" | "premium";
         Ticket: {
             ticket: string;
             /** Format: double */
@@ -2273,13 +2306,6 @@ export interface components {
             reason?: string;
             tenant: string;
         };
-        /**
-         * @description * `free` - free
-         *     * `standard` - standard
-         *     * `premium` - premium
-         * @enum {string}
-         */
-        TierEnum: "free" | "standard" | "premium";
         /**
          * @description * `prompt` - prompt
          *     * `answers` - answers
@@ -2408,6 +2434,13 @@ export interface components {
             /** @description Of a shared device's time, whenever it has work; 0: nothing is promised. */
             guaranteed_percent: number;
             needs: components["schemas"]["Needs"];
+            /**
+             * @description swappable: others may have its memory on the device while it is idle.
+             *
+             *     * `resident` - resident
+             *     * `swappable` - swappable
+             */
+            residency: components["schemas"]["ResidencyEnum"];
             retired: boolean;
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
@@ -2445,6 +2478,8 @@ export interface components {
             /** @description Of a shared device's time; for priority high alone. */
             guaranteed_percent?: number;
             needs?: components["schemas"]["NeedsRequest"];
+            /** @description resident, or swappable below priority high. */
+            residency?: string;
         };
         VersionPage: {
             next: string | null;
