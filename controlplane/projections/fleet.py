@@ -47,7 +47,8 @@ class Node(Row, frozen=True):
 class Replica(Row, frozen=True):
     """``observed``: pending | downloading | loading | ready | stopping | failed, or None while the
     node has said nothing of it. ``generation``, ``decision_id``: the plan that last wanted it so.
-    ``since``: of ``state``. ``tier``: as it was placed, resident or warm. Sizes in bytes, measured after loading (0: not yet)."""
+    ``since``: of ``state``. ``tier``: as it was placed, resident or warm. Sizes in bytes, measured
+    after loading (0: not yet)."""
 
     indexed: ClassVar = ("node_id", "version_id")
 

@@ -185,8 +185,12 @@ def _admit(plan: _Plan, known: list[Candidate], asker: Candidate) -> None:
 def _prepare(plan: _Plan, known: list[Candidate], each: Candidate) -> None:
     """Bring it in where idle ones can go to the host for it, else leave all as it is."""
     index = each.device_index
-    if index not in plan.free or each.num_bytes <= plan.free[index]:
-        return  # ``_fill`` brings it in
+    if index not in plan.free:
+        return
+    if each.num_bytes <= plan.free[index]:  # before whoever left for it is filled in again
+        plan.bring_in.append(each.replica_id)
+        plan.free[index] -= each.num_bytes
+        return
     missing = each.num_bytes - max(plan.free[index], 0) - plan.coming[index]
     idle = [
         victim

@@ -173,6 +173,8 @@ def test_what_takes_turns_is_loaded_once_in_the_place_of_idle_ones() -> None:
     new = one("new", STORAGE, prepares=True)
     idle = one("idle", host_bytes=6)
     assert moves(idle, new).swap_out == ("idle",)
+    left = one("idle", HOST, used_at=99.0)
+    assert moves(left, new).bring_in == ("new",), "whoever left for it does not come back first"
     assert moves(one("idle", host_bytes=6, is_busy=True), new) == Moves()
     assert moves(one("idle", host_bytes=6, stays=True), new) == Moves()
     assert moves(idle, one("known", STORAGE)) == Moves(), "loaded before: nobody asks for it"
