@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 from gpuagent.engine.pacing import LinearCost
 
-MAX_DRAFTS = 8
+MAX_DRAFTS = 15  # 16 rows of one request cost about what one row does
 MARGIN = 1.1
 PROBE_EVERY = 256
 PROBE_DRAFTS = 2

@@ -40,7 +40,11 @@ export function requestColumns(
     { title: "Tenant", minor: true, cell: (request) => request.tenant_id },
     { title: "Version", cell: (request) => <span className="mono">{request.version_id}</span> },
     { title: "Route / arm", minor: true, cell: armOf },
-    { title: "Node", minor: true, cell: (request) => request.node_id || "–" },
+    {
+      title: "Node",
+      minor: true,
+      cell: ({ node_id }) => (node_id ? <span className="mono">{node_id}</span> : "–"),
+    },
     { title: "Prompt", right: true, minor: true, cell: (r) => integer(r.num_prompt_tokens) },
     { title: "Output", right: true, cell: (request) => integer(request.num_output_tokens) },
     { title: `Price, ${currency}`, right: true, cell: (request) => request.price ?? "–" },
