@@ -243,7 +243,8 @@ def _refusal(
         return "too_hot", f"{view.temperature_c:g} C, the limit is {weights.t_max:g} C"
     if not view.resident and view.load_seconds > request.max_wait_s:
         return "not_resident", (
-            f"resident in about {view.load_seconds:.0f} s, the request waits {request.max_wait_s:g} s"
+            f"resident in about {view.load_seconds:.0f} s, "
+            f"the request waits {request.max_wait_s:g} s"
         )
     needed = -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
     if view.num_blocks and needed > view.num_blocks:

@@ -299,7 +299,7 @@ def _fill(plan: _Plan, known: list[Candidate]) -> None:
             one.replica_id,
         ),
     ):
-        if each.replica_id in plan.drop:
+        if each.replica_id in (*plan.drop, *plan.bring_in):
             continue
         if each.num_bytes <= plan.free.get(each.device_index, -1):
             plan.free[each.device_index] -= each.num_bytes
