@@ -23,14 +23,16 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     with Product(tmp_path_factory.mktemp("crowded"), *arguments) as running:
         (own,) = running.get("models/smollm2/")["versions"]
         for name in NAMES:
-            add_model(running, name, own["source"])
+            add_model(running, name, own)
         until(lambda: placed(running).keys() >= set(NAMES), 60, running.logs)
         yield running
 
 
-def add_model(product: Product, name: str, source: str) -> None:
+def add_model(product: Product, name: str, own: dict[str, Any]) -> None:
+    """The same weights and number formats as the demo's own."""
     product.post("models/", {"name": name})
-    spec = {"version": "v1", "source": source, "gpu_memory": 1_000 * MIB, "max_batch": 2,
+    same = {field: own[field] for field in ("source", "quantization", "kv_cache_dtype")}
+    spec = {**same, "version": "v1", "gpu_memory": 1_000 * MIB, "max_batch": 2,
             "max_prompt_tokens": 512, "max_output_tokens": 256,
             "residency": "swappable"}  # fmt: skip
     product.post(f"models/{name}/versions/", spec)
