@@ -31,8 +31,9 @@ from controlplane.placement.snapshot import (
 
 UNBOUNDED = 2**62
 NUM_RANKS = 3
-Figures = tuple[int, int, int, int, int, int]
-"""Of one device: free bytes, percent promised, percent busy, bytes held by rank 0, 1 and 2."""
+Figures = tuple[int, int, int, int, int, int, int]
+"""Of one device: free bytes, percent promised, percent busy, swappable replicas, bytes held by rank
+0, 1 and 2."""
 
 
 class Board:
@@ -64,6 +65,7 @@ class Board:
         self.free, self.row_sizes = self.room.copy(), self._row_sizes()
         self.guaranteed, self.compute = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.by_rank = np.zeros((NUM_RANKS, *shape), np.int64)
+        self.num_swappable = np.zeros(shape, np.int64)
         self._set_hosts(nodes)
         self.typical = Typical(snapshot.versions, self.kinds)
         self.any_compute = False
@@ -96,12 +98,13 @@ class Board:
         """What the row's devices hold now."""
         width = len(columns)
         if width:
-            free, guaranteed, compute, *by_rank = zip(*columns, strict=True)
+            free, guaranteed, compute, swappable, *by_rank = zip(*columns, strict=True)
             self.free[row, :width] = free
             self.alone[row] = self.typical.alone(self.free[row], self.kind[row])
             self.row_free[row] = sum(free)
             self.guaranteed[row, :width] = guaranteed
             self.compute[row, :width] = compute
+            self.num_swappable[row, :width] = swappable
             self.by_rank[:, row, :width] = by_rank
         self.ranking.changed.append(row)
 

@@ -61,7 +61,10 @@ class DesiredState(Message, frozen=True, kw_only=True):
     ``replicas`` may be more than the devices hold at once: the node keeps what is used on the
     device and the rest in its host memory or on disk (``ReplicaStatus.tier``). ``warm`` names the
     replicas that requests are expected for, the most expected first: they are brought onto the
-    device as far as memory is free, and nobody is put out for them.
+    device as far as memory is free, and nobody is put out for them. ``tiers`` says of replicas that
+    share a device by turns what is intended: warm (prepared once, then swapped in when it is asked
+    for), swappable (may be put out) or resident (never put out for another); without one, the node
+    decides as it sees fit.
     """
 
     cluster_id: str
@@ -71,6 +74,7 @@ class DesiredState(Message, frozen=True, kw_only=True):
     drain: bool = False
     replicas: tuple[ReplicaSpec, ...] = ()
     warm: tuple[str, ...] = ()
+    tiers: dict[str, str] = {}
 
 
 # --- observed state: node -> control plane (KV bucket "observed", key = node id) ---------------
@@ -171,6 +175,7 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
 
     ``tier`` as in ``ReplicaStatus``. ``num_held`` generations wait in the agent for it to become
     resident, which is expected in ``expected_wait_s``; 0 for a resident one.
+    ``charged_bytes`` as in ``ReplicaStatus`` once it was measured, else 0.
     """
 
     replica_id: str
@@ -202,6 +207,7 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     tier: str = ""
     num_held: int = 0
     expected_wait_s: float = 0.0
+    charged_bytes: int = 0
 
 
 class Telemetry(Message, frozen=True, kw_only=True):

@@ -166,3 +166,20 @@ def test_whoever_asks_is_resident_in_the_end(drawn: list[Candidate], host: int) 
             if each.tier == RESIDENT:
                 node[name] = replace(each, is_busy=False)
     assert not asking
+
+
+def test_what_takes_turns_is_loaded_once_in_the_place_of_idle_ones() -> None:
+    """So that it is ready in the host; a busy one, and what is to stay, is left alone."""
+    new = one("new", STORAGE, prepares=True)
+    idle = one("idle", host_bytes=6)
+    assert moves(idle, new).swap_out == ("idle",)
+    left = one("idle", HOST, used_at=99.0)
+    assert moves(left, new).bring_in == ("new",), "whoever left for it does not come back first"
+    assert moves(one("idle", host_bytes=6, is_busy=True), new) == Moves()
+    assert moves(one("idle", host_bytes=6, stays=True), new) == Moves()
+    assert moves(idle, one("known", STORAGE)) == Moves(), "loaded before: nobody asks for it"
+
+
+def test_what_is_to_stay_is_put_out_for_nobody() -> None:
+    found = moves(one("kept", stays=True), one("asks", HOST, waits_since=0.0))
+    assert (found.swap_out, found.blocked) == ((), ("asks",))

@@ -121,6 +121,7 @@ REPLICA_LOAD = messages.ReplicaLoad(
     tier="storage",
     num_held=3,
     expected_wait_s=2.5,
+    charged_bytes=5,
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
@@ -140,6 +141,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         drain=True,
         replicas=(REPLICA,),
         warm=("chat.1.g7.0",),
+        tiers={"chat.1.g7.0": "warm"},
     ),
     DEVICE,
     STATUS,

@@ -139,7 +139,7 @@ class Gateway:
         settings, monotonic = self._settings, self._clock.monotonic
         self.transport = Transport(bus, self.name, monotonic)
         self.limits = self._limits(settings)
-        self.placer = FleetPlacer(self.state, self.loads, self._clock)
+        self.placer = FleetPlacer(self.state, self.loads, self._clock, settings.hold_s)
         self.serving = Serving(
             ledger=self._ledger,
             settler=Settler(self._ledger),

@@ -1109,6 +1109,7 @@ export interface components {
             shards: components["schemas"]["Shard"][];
             /** @description The replica that leaves once this one is ready. */
             replaces: string | null;
+            tier: components["schemas"]["PlacedTierEnum"];
         };
         /** @description One try of one choice of a request on one replica. */
         Attempt: {
@@ -1516,6 +1517,12 @@ export interface components {
             reserved_bytes: unknown;
             /** @description Which rules and weights decided. */
             planner: number;
+            /** @description (node, bytes kept for what is swapped out) */
+            host_bytes: unknown;
+            /** @description (replica, bytes that its node measured) */
+            charged_bytes: unknown;
+            /** @description Swappable replicas that work without a pause. */
+            steady: unknown;
         };
         /** @description ``secret`` is shown this once; a replay by Idempotency-Key says null. */
         IssuedKey: {
@@ -1791,6 +1798,12 @@ export interface components {
             number: number;
         };
         /**
+         * @description * `resident` - resident
+         *     * `warm` - warm
+         * @enum {string}
+         */
+        PlacedTierEnum: "resident" | "warm";
+        /**
          * @description * `continuous` - continuous
          *     * `static` - static
          *     * `prefill-first` - prefill-first
@@ -1986,6 +1999,13 @@ export interface components {
             peak_bytes: number;
             /** Format: double */
             load_seconds: number;
+            /**
+             * @description As it was placed; warm: swapped in from host memory when it is asked for.
+             *
+             *     * `resident` - resident
+             *     * `warm` - warm
+             */
+            tier: components["schemas"]["PlacedTierEnum"];
         };
         ReplicaLoad: {
             version_id: string;
@@ -2077,6 +2097,12 @@ export interface components {
             /** @description What was longer than the 128 KiB that are kept of each. */
             truncated: components["schemas"]["TruncatedEnum"][];
         };
+        /**
+         * @description * `resident` - resident
+         *     * `swappable` - swappable
+         * @enum {string}
+         */
+        ResidencyEnum: "resident" | "swappable";
         /** @description Events and totals of usage are kept for ever, and have no policy. */
         Retention: {
             kind: components["schemas"]["KindEnum"];
@@ -2275,7 +2301,7 @@ export interface components {
         Tenant: {
             tenant_id: string;
             name: string;
-            tier: components["schemas"]["TierEnum"];
+            tier: components["schemas"]["TenantTierEnum"];
             suspended: boolean;
             suspended_reason: string;
             budgets: components["schemas"]["BudgetRule"][];
@@ -2306,6 +2332,13 @@ export interface components {
             results: components["schemas"]["Tenant"][];
             count: number;
         };
+        /**
+         * @description * `free` - free
+         *     * `standard` - standard
+         *     * `premium` - premium
+         * @enum {string}
+         */
+        TenantTierEnum: "free" | "standard" | "premium";
         Ticket: {
             ticket: string;
             /** Format: double */
@@ -2318,13 +2351,6 @@ export interface components {
             reason?: string;
             tenant: string;
         };
-        /**
-         * @description * `free` - free
-         *     * `standard` - standard
-         *     * `premium` - premium
-         * @enum {string}
-         */
-        TierEnum: "free" | "standard" | "premium";
         /**
          * @description * `prompt` - prompt
          *     * `answers` - answers
@@ -2453,6 +2479,13 @@ export interface components {
             /** @description Of a shared device's time, whenever it has work; 0: nothing is promised. */
             guaranteed_percent: number;
             needs: components["schemas"]["Needs"];
+            /**
+             * @description swappable: others may have its memory on the device while it is idle.
+             *
+             *     * `resident` - resident
+             *     * `swappable` - swappable
+             */
+            residency: components["schemas"]["ResidencyEnum"];
             retired: boolean;
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
@@ -2490,6 +2523,8 @@ export interface components {
             /** @description Of a shared device's time; for priority high alone. */
             guaranteed_percent?: number;
             needs?: components["schemas"]["NeedsRequest"];
+            /** @description resident, or swappable below priority high. */
+            residency?: string;
         };
         VersionPage: {
             next: string | null;

@@ -15,6 +15,7 @@ from controlplane.entrypoints.rest.fields import (
 from controlplane.entrypoints.rest.serializers.common import ListQuery, ReadQuery
 from controlplane.entrypoints.rest.serializers.demand import ScalingSerializer
 
+TIERS = ("resident", "warm")
 NODE_STATUSES = ("ready", "suspect", "lost")
 
 
@@ -56,6 +57,9 @@ class ReplicaSerializer(serializers.Serializer[Any]):
     kv_bytes = serializers.IntegerField()
     peak_bytes = serializers.IntegerField()
     load_seconds = serializers.FloatField()
+    tier = serializers.ChoiceField(
+        TIERS, help_text="As it was placed; warm: swapped in from host memory when it is asked for."
+    )
 
 
 class NodeSerializer(serializers.Serializer[Any]):
@@ -103,6 +107,7 @@ class AssignmentSerializer(serializers.Serializer[Any]):
     replaces = serializers.CharField(
         allow_null=True, help_text="The replica that leaves once this one is ready."
     )
+    tier = serializers.ChoiceField(TIERS)
 
 
 class RejectionSerializer(serializers.Serializer[Any]):
@@ -157,6 +162,9 @@ class InputsSerializer(serializers.Serializer[Any]):
     idle_s = serializers.JSONField(help_text="(replica, seconds since it last worked)")
     reserved_bytes = serializers.JSONField(help_text="(kind of device, bytes kept free)")
     planner = serializers.IntegerField(help_text="Which rules and weights decided.")
+    host_bytes = serializers.JSONField(help_text="(node, bytes kept for what is swapped out)")
+    charged_bytes = serializers.JSONField(help_text="(replica, bytes that its node measured)")
+    steady = serializers.JSONField(help_text="Swappable replicas that work without a pause.")
 
 
 class DecisionSerializer(serializers.Serializer[Any]):
