@@ -168,16 +168,19 @@ def _admit(plan: _Plan, known: list[Candidate], asker: Candidate) -> None:
         return
     missing = asker.num_bytes - max(plan.free[index], 0) - plan.coming[index]
     chosen: list[Candidate] = []
+    host_left = plan.host_free  # by the busy ones; idle ones may go to storage
     for victim in _victims(plan, known, index):
         if missing <= 0:
             break
-        if not victim.stays and (not victim.is_busy or _must_yield(plan, victim, asker)):
-            chosen.append(victim)
-            missing -= victim.num_bytes
+        if victim.stays or (victim.is_busy and not _must_yield(plan, victim, asker, host_left)):
+            continue
+        chosen.append(victim)
+        missing -= victim.num_bytes
+        host_left -= victim.host_bytes if victim.is_busy else 0
     if missing > 0:
         plan.blocked.append(asker.replica_id)
         return
-    for victim in chosen:
+    for victim in sorted(chosen, key=lambda each: not each.is_busy):
         _put_out(plan, known, victim)
     _reserve(plan, index, asker.num_bytes)
 
@@ -233,9 +236,9 @@ def _victims(plan: _Plan, known: list[Candidate], index: int) -> list[Candidate]
     return sorted(found, key=lambda each: (each.is_busy, -each.rank, each.used_at, each.replica_id))
 
 
-def _must_yield(plan: _Plan, victim: Candidate, asker: Candidate) -> bool:
+def _must_yield(plan: _Plan, victim: Candidate, asker: Candidate, host_left: int) -> bool:
     """Whether a busy one is put out, to go on later."""
-    if plan.host_free < victim.host_bytes or victim.rank < asker.rank:
+    if host_left < victim.host_bytes or victim.rank < asker.rank:
         return False
     waited = plan.now - (asker.waits_since or plan.now)
     had_turn = min(waited, plan.now - victim.resident_since) >= plan.turn_s

@@ -67,6 +67,15 @@ def test_a_full_host_drops_the_idle_and_never_the_unfinished() -> None:
     assert moves(asks, busy, host=5).blocked == ("asks",), "its requests would have nowhere to be"
 
 
+def test_the_host_has_room_for_the_unfinished_before_it_has_for_the_idle() -> None:
+    asks = one("asks", HOST, 10, host_bytes=0, waits_since=1.0, priority="high")
+    idle, busy = one("idle", num_bytes=5), one("busy", num_bytes=5, is_busy=True)
+    answer = moves(asks, idle, busy, host=6)
+    assert (answer.swap_out, answer.drop) == (("busy",), ("idle",))
+    both = (replace(idle, is_busy=True), busy)
+    assert moves(asks, *both, host=6).blocked == ("asks",), "only one of them has a place to go"
+
+
 def test_free_memory_is_filled_the_expected_first_and_nobody_goes_for_it() -> None:
     cold, warm = one("cold", STORAGE), one("warm", HOST, warm_rank=0)
     assert moves(cold, warm).bring_in == ("warm",)
