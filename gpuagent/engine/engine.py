@@ -281,7 +281,18 @@ class TorchEngine:
         live = self._live[request.request_id] = self._begin(request, state.seed)
         for token in state.token_ids:
             live.detokenizer.push(token)  # its text is delivered already
+        self._end_if_complete(live, self._sequence(request.request_id))
         return True
+
+    def _end_if_complete(self, live: _Live, sequence: Sequence) -> None:
+        """All tokens were delivered elsewhere, and only the word that they were the last is
+        missing: the next step says it."""
+        reason = self._finish_reason(live, sequence, 0)
+        if reason is not None:
+            text = live.detokenizer.finish()
+            reason = "stop" if live.detokenizer.stopped else reason
+            self._cancelled.append(_output(sequence, text=text, finish_reason=reason))
+            self._forget(sequence.request_id)
 
     def _note_begin(self) -> None:
         if not self._scheduler.has_work():

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuagent.engine.engine import TorchEngine
-from gpuagent.engine.request import GenerationRequest, RequestRejected, SamplingParams
+from gpuagent.engine.request import GenerationRequest, HandOver, RequestRejected, SamplingParams
 from tests.engine.tiny_model import tiny_model, wide_tiny_model
 
 KINDS = [  # torch, then the native kernels; float32 and int8 keys and values
@@ -180,6 +180,51 @@ def test_without_its_keys_and_values_they_are_computed_anew():
     assert decode.adopt(ask(), state, None)
     assert whole(finish(decode, parts)["a"]) == finish_alone(ask())
     assert decode.stats().num_prefill_tokens == 38
+
+
+CONTINUED = {
+    **{name: options for name, options in SAMPLINGS.items() if name != "unseeded"},
+    "stopped": {"temperature": 1.0, "seed": 5, "stop": ("ab", "e")},
+}
+
+
+def continued(token_ids, **options):
+    """An engine that has the prompt and ``token_ids`` and nothing else of the first one."""
+    engine, seed = load(), options.get("seed") or 0
+    assert engine.adopt(ask(**options), HandOver(tuple(token_ids), seed, 0), None)
+    return engine
+
+
+@pytest.mark.parametrize("sampling", CONTINUED)
+def test_a_lost_request_goes_on_from_its_tokens_alone(sampling):
+    """Cut after any token, in the middle of characters and stop strings too: text, scores and end
+    are those of the undisturbed run, and no token comes twice."""
+    options = CONTINUED[sampling]
+    alone = load()
+    alone.add(ask(**options))
+    outputs = finish(alone, {})["a"]
+    for cut in range(1, len(outputs)):
+        begun = outputs[:cut]
+        engine = continued([t for part in begun for t in part.token_ids], **options)
+        assert whole(begun + finish(engine, {})["a"]) == whole(outputs)
+        assert_nothing_held(engine)
+
+
+def test_where_only_the_end_is_missing_it_is_said_without_a_token():
+    """The last token was delivered, and the word that it was the last was lost: it was the
+    longest allowed, or completed a stop string."""
+    options = {"temperature": 1.0, "seed": 5}
+    alone = load()
+    alone.add(ask(**options))
+    _, text, *_ = whole(finish(alone, {})["a"])
+    for asked, reason in (({"max_tokens": 3}, "length"), ({"stop": (text[:1],)}, "stop")):
+        first = load()
+        first.add(ask(**options, **asked))
+        tokens = [t for part in finish(first, {})["a"] for t in part.token_ids]
+        engine = continued(tokens, **options, **asked)
+        (end,) = finish(engine, {})["a"]
+        assert (end.index, end.token_ids, end.finish_reason) == (len(tokens), (), reason)
+        assert_nothing_held(engine)
 
 
 @pytest.mark.parametrize("is_running", [False, True])

@@ -251,11 +251,22 @@ class SimulatedEngine:
                 return False
         self._scheduler.adopt(request, state.token_ids, copy, state.num_cached)
         stream = _Stream(zlib.crc32(array("I", request.prompt_token_ids).tobytes()))
+        stopped = False
         for token in state.token_ids:
             stream.checksum = zlib.crc32(token.to_bytes(4, "little"), stream.checksum)
-            stream.push(f"tok{token - FIRST_WORD} ", request.sampling.stop)
+            _, stopped = stream.push(f"tok{token - FIRST_WORD} ", request.sampling.stop)
         self._streams[request.request_id] = stream
+        if stopped or len(state.token_ids) >= request.sampling.max_tokens:
+            self._end_complete(request.request_id, "stop" if stopped else "length")
         return True
+
+    def _end_complete(self, request_id: str, reason: str) -> None:
+        """All its tokens were delivered elsewhere; the next step says that they were the last."""
+        sequence = self._scheduler.sequence(request_id)
+        assert sequence is not None
+        held = self._streams[request_id].held
+        self._ended.append(_output(sequence, sequence.num_output, (), held, reason))
+        self._forget(request_id)
 
     def park(self) -> int:
         """Leave the device: there is nothing to move, so the time is all it takes."""
