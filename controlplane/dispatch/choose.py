@@ -99,7 +99,7 @@ TERMS = (
 )
 
 
-class Scored(msgspec.Struct, frozen=True):
+class Scored(msgspec.Struct, frozen=True, gc=False):
     """A replica that could take the request; ``figures`` are the values of ``TERMS``, which add up
     as the module docstring says."""
 
@@ -114,7 +114,7 @@ class Scored(msgspec.Struct, frozen=True):
         return dict(zip(TERMS, self.figures, strict=True))
 
 
-class RejectedReplica(msgspec.Struct, frozen=True):
+class RejectedReplica(msgspec.Struct, frozen=True, gc=False):
     replica_id: str
     node_id: str
     code: str
@@ -234,9 +234,10 @@ def _refusal(
         return "stale", f"last heard {age}, allowed are {weights.stale_s:g} s"
     if view.temperature_c >= weights.t_max:
         return "too_hot", f"{view.temperature_c:g} C, the limit is {weights.t_max:g} C"
-    needed = -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
-    if view.num_blocks and needed > view.num_blocks:
-        return "kv_too_small", f"needs {needed} KV blocks, the replica has {view.num_blocks}"
+    if view.num_blocks:
+        needed = -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
+        if needed > view.num_blocks:
+            return "kv_too_small", f"needs {needed} KV blocks, the replica has {view.num_blocks}"
     return None
 
 

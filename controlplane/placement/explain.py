@@ -1,6 +1,7 @@
 """Decisions as sentences, made when the decision is made and stored with it."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from controlplane.domain.placement import Assignment, Candidate, PlacementDecided, Rejection
 
@@ -23,6 +24,7 @@ SENTENCES = {
 }
 
 
+@lru_cache(maxsize=4096)
 def bytes_text(num_bytes: int) -> str:
     """``bytes_text(1610612736) == "1.5 GiB"``."""
     value = float(num_bytes)
