@@ -33,7 +33,7 @@ from controlplane.adapters.readmodel.fleet_folding import FleetFolding
 from controlplane.adapters.readmodel.models import Decision
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.adapters.readmodel.timeline import RowsFolding, Timeline
-from controlplane.application import erase, repack
+from controlplane.application import erase, repack, whatif
 from controlplane.application.archive import Archived, archive
 from controlplane.application.check import Checked, Copies, StoredLog, check_everything
 from controlplane.application.demand import DemandWatch, Forecaster
@@ -48,7 +48,9 @@ from controlplane.application.proving import Finding
 from controlplane.application.records import LOGS, REQUESTS
 from controlplane.application.retain import MAX_SEGMENTS, Retention, Upkeep
 from controlplane.application.seal import EventRecords, Sealer
+from controlplane.domain.errors import Invalid
 from controlplane.projections.fold import Folder
+from controlplane.simulation.whatif import Change
 from controlplane.verify import verify_export
 
 
@@ -233,6 +235,19 @@ def repack_preview(max_moves: int, seconds: float) -> repack.Preview:
     return repack.preview(
         fleet, inputs, lambda stated: solve(stated, seconds), max_moves, clock().now()
     )
+
+
+def what_if(change: Change, position: int | None = None) -> whatif.Preview:
+    """What the change would do to the fleet as of a position of the log; None: as it is now."""
+    store = event_store()
+    head = store.head().position
+    upto = head if position is None else position
+    if upto > head:
+        raise Invalid("invalid_position", f"The log ends at position {head}.")
+    decided = Decision.objects.filter(position__lte=upto).order_by("-position")
+    inputs = repack.newest_inputs(store, decided.values_list("position", flat=True).first())
+    now = clock().now() if position is None else whatif.recorded_at(store, position)
+    return whatif.preview(fleet_timeline().at(upto), inputs, change, now)
 
 
 def ledger() -> LedgerStore:

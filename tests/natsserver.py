@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from controlplane.adapters.natsbus.credentials import Authority
@@ -93,7 +94,10 @@ class NatsServer:
         self._process = None
 
     def pause(self) -> None:
+        """Returns once it stands still, which takes a busy machine a moment."""
         os.kill(self.pid, signal.SIGSTOP)
+        while psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -4,17 +4,27 @@ One consumer reads a ``Call``; the bus's side feeds it through ``receive``, in t
 
     receive(part, "The")      nothing is queued: the consumer's on_delta may take it at once
     receive(part, " end")     queued; wakes the consumer that waits in next()
-    receive(part, finish)     the choice has ended, or goes to another replica if it failed unseen
+    receive(part, finish)     the choice has ended, or goes on elsewhere: see ``continuation``
 
-Once a second ``check`` fails what an engine or a node has left silent, and cuts a reader that
+Once a second ``check`` gives up what an engine or a node has left silent, and cuts a reader that
 leaves too much unread.
 """
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from controlplane.application.continuation import (
+    ENGINE_LOST,
+    MOVABLE,
+    QUEUE_FULL,
+    RETIRED,
+    SILENT,
+    Course,
+    cause_of,
+)
 from controlplane.application.inference import Job, Target
 from controlplane.application.ports import Terminal
 from controlplane.application.refused import Refused
@@ -23,7 +33,6 @@ if TYPE_CHECKING:
     from controlplane.application.hold import Held
     from controlplane.application.serve import Serving
 
-MAX_ATTEMPTS = 3
 IDLE_S = 60.0  # without a token after the first one
 QUEUE_S = 300.0  # without the first token
 SLOW_READER_S = 30.0
@@ -33,18 +42,13 @@ HEARTBEAT_S = 10.0
 HELD_HEARTBEAT_S = 2.0
 QUEUE_RETRY_S = 2.0
 
-# The replica's queue, or the tenant's part of it; said as it is, and another replica may have room.
-QUEUE_FULL = frozenset({"overloaded", "tenant_queue_full"})
-_TRY_ELSEWHERE = frozenset(
-    {"node_unreachable", "node_restarted", "node_lost", "replica_not_ready"} | QUEUE_FULL
-)
 _OUTCOMES = {"error": "error", "cancelled": "cancelled"}  # of an attempt; all else is ok
-_RETIRED = "replica_retired"  # the replica was to end, and its time to finish was over
-_ENGINE_LOST = _TRY_ELSEWHERE | {"worker_lost", "replica_lost", "engine_lost", "worker_died"}
+_SAID_AS_THEY_ARE = QUEUE_FULL | {RETIRED, "stream_corrupt"}
 
 
 class Try(NamedTuple):
-    """How one attempt ended; ``began`` and ``ended`` are monotonic. See ``attempts``."""
+    """How one attempt ended and what it brought; ``began`` and ``ended`` are monotonic. See
+    ``attempts``."""
 
     target: Target
     attempt: int
@@ -59,7 +63,11 @@ class Try(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """One choice: the generation that produces it, and what it has produced."""
+    """One choice: the attempts that produce it, one after the other, and what they have produced.
+
+    ``num_before`` of its tokens were there when the present attempt began, which ``is_running``
+    until it has ended or is given up.
+    """
 
     index: int
     prompt: tuple[int, ...]
@@ -68,22 +76,64 @@ class Part:
     target: Target | None = None
     attempt: int = 0
     num_output_tokens: int = 0
+    num_before: int = 0
     num_cached_tokens: int = 0
-    queue_ms: float | None = None
+    queue_ms: float | None = None  # of the first attempt that brought a token
+    attempt_queue_ms: float | None = None
     heard_at: float = 0.0
+    is_running: bool = False
     finish_reason: str = ""
     error: Refused | None = None
     set_back: Refused | None = None  # why the last attempt that was given up failed
-    failed: frozenset[str] = frozenset()
     sent_at: float = 0.0
     tries: list[Try] = field(default_factory=list)
+    course: Course = field(default_factory=Course)
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+
+    @property
+    def order_id(self) -> str:
+        """The present attempt's request id on the bus; an earlier one's words are not its."""
+        return self.request_id if self.attempt <= 1 else f"{self.request_id}_{self.attempt}"
+
+    @property
+    def num_new(self) -> int:
+        """Tokens of the present attempt."""
+        return self.num_output_tokens - self.num_before
+
+    def begin(self, target: Target, now: float) -> None:
+        """Another attempt."""
+        self.target, self.attempt = target, self.attempt + 1
+        self.heard_at = self.sent_at = now
+        self.num_before, self.attempt_queue_ms = self.num_output_tokens, None
+        self.course.failed[target.replica_id] = now
+
+    def add(self, delta: Any) -> None:
+        """Tokens have come."""
+        if self.attempt_queue_ms is None:
+            self.attempt_queue_ms = delta.queue_ms
+            self.queue_ms = delta.queue_ms if self.queue_ms is None else self.queue_ms
+            self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.num_output_tokens = delta.index + len(delta.token_ids)
+        self.token_ids.extend(delta.token_ids)
 
     def note(self, outcome: str, error_code: str, now: float) -> None:
         """The present attempt is over."""
         if self.target is not None:
-            counts = (self.num_cached_tokens, self.num_output_tokens, self.queue_ms)
+            num_cached = 0 if self.num_before else self.num_cached_tokens
+            counts = (num_cached, self.num_new, self.attempt_queue_ms)
             how = (outcome, error_code, *counts, self.sent_at, now)
             self.tries.append(Try(self.target, self.attempt, *how))
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What the last delta of a lost attempt brought."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[Any, ...]
+    finish_reason: str = ""
 
 
 class Call:
@@ -98,7 +148,7 @@ class Call:
         self._pending: list[tuple[Part, Any]] = []
         self._pending_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._retries: list[Part] = []
+        self._lost: list[Part] = []  # to be continued, and not tried yet
         self.num_open = len(parts)
         self.first_at: float | None = None
         self.error: Refused | None = None
@@ -112,6 +162,7 @@ class Call:
         self.on_cut: Callable[[], object] | None = None
         self.on_delta: Callable[[Part, Any], bool] | None = None
         self.held: Held | None = None
+        self.waiting: list[Part] = []  # for a replica that continues them
         self.sending = asyncio.Lock()  # held while a held call is sent, and while it is ended
         self._finished = False
 
@@ -119,8 +170,8 @@ class Call:
     async def next(self) -> list[tuple[Part, Any]]:
         """New deltas; empty after the last one, and also for a heartbeat (then ``num_open``)."""
         while not self._pending:
-            if self._retries:
-                await self._serving.send_again(self, self._retries.pop())
+            if self._lost and self.error is None:
+                await self._serving.send_again(self, self._lost.pop())
                 continue
             if self.num_open == 0 or self.error is not None or self.heartbeat:
                 self.heartbeat = False
@@ -178,6 +229,26 @@ class Call:
     def release(self) -> None:
         self.held = None
 
+    # --- while no replica continues it ----------------------------------------------------------
+    def wait_for(self, part: Part) -> None:
+        """``part`` waits for a replica; the consumer is told so at once."""
+        self.waiting.append(part)
+        self.heartbeat = True
+        self._wake()
+
+    def sent(self, part: Part) -> None:
+        """``part`` waits no more."""
+        if part in self.waiting:
+            self.waiting.remove(part)
+
+    def give_up(self, part: Part) -> None:
+        """No other replica takes ``part``: the call ends."""
+        self.sent(part)
+        part.finish_reason = "error"
+        self.num_open -= 1
+        self.error = self.error or nowhere_else(part)
+        self._wake()
+
     # --- the bus's side -------------------------------------------------------------------------
     def receive(self, part: Part, delta: Any) -> None:
         """Take one delta; called in the event loop, for every token of every stream."""
@@ -186,14 +257,14 @@ class Call:
         if delta.token_ids:
             if self.first_at is None:
                 self.first_at = now
-            part.num_output_tokens = delta.index + len(delta.token_ids)
-            if part.queue_ms is None:
-                part.queue_ms = delta.queue_ms
+            part.add(delta)
         if delta.finish_reason:
-            self._end_part(part, delta)
-            if part.error is not None or self._retries:
-                self._wake()
-                return
+            self._end_attempt(part, delta)
+            if not part.finish_reason or part.error is not None:
+                if not delta.token_ids and not delta.text:
+                    self._wake()
+                    return
+                delta = Rest(delta.index, delta.token_ids, delta.text, delta.logprobs)
         elif self._takes_now(part, delta):
             return
         self._pending.append((part, delta))
@@ -209,30 +280,40 @@ class Call:
             and self.on_delta(part, delta)
         )
 
-    def _end_part(self, part: Part, delta: Any) -> None:
-        part.num_cached_tokens = delta.num_cached_tokens
-        outcome = _OUTCOMES.get(delta.finish_reason, "ok")
-        part.note(outcome, delta.error_code, part.heard_at)
+    def _end_attempt(self, part: Part, delta: Any) -> None:
+        part.num_cached_tokens = max(part.num_cached_tokens, delta.num_cached_tokens)
+        reason, error = delta.finish_reason, _error_of(delta)
         self._serving.left(part)
-        error = _error_of(delta)
-        if error is not None and self._may_retry(part, delta.error_code):
+        part.note(_OUTCOMES.get(reason, "ok"), delta.error_code, part.heard_at)
+        if error is not None and self._moves(part, cause_of(reason, delta.error_code)):
             part.set_back = error
-            self._retries.append(part)
+            self._lost.append(part)
             return
-        part.finish_reason = delta.finish_reason
+        if error is not None and not self.stopping and part.num_output_tokens >= part.max_tokens:
+            reason, error = "length", None  # only its end was lost
+        part.finish_reason = reason
         self.num_open -= 1
         if error is not None:
             part.error = error
             self.error = self.error or error
 
-    def _may_retry(self, part: Part, code: str) -> bool:
-        return (
-            (code in _TRY_ELSEWHERE or code == _RETIRED)
-            and not self.stopping
-            and not self.client_gone
-            and part.num_output_tokens == 0
-            and part.attempt < MAX_ATTEMPTS
-        )
+    def _moves(self, part: Part, cause: str) -> bool:
+        """Whether another replica is to go on with ``part``, whose attempt is over."""
+        has_tokens = part.num_output_tokens > 0
+        if not cause or self.stopping or self.error is not None:
+            return False
+        if part.num_output_tokens >= part.max_tokens:
+            return False
+        if part.target is not None:
+            part.course.failed[part.target.replica_id] = part.heard_at
+        return part.course.lose(cause, part.num_new, part.attempt, has_tokens, part.heard_at)
+
+    def _give_up_silent(self, part: Part, now: float) -> None:
+        """A node that is heard has brought no token for too long: what it still brings is late."""
+        self._serving.generator.release(part.order_id)
+        part.heard_at = now
+        lost = ("error", SILENT, "The engine stopped answering.")
+        self.receive(part, _Ended(part.num_output_tokens, *lost))
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -244,14 +325,13 @@ class Call:
         """Fail what is stuck, wake for a heartbeat what has long been silent."""
         self._check_reader(now)
         for part in self.parts:
-            if part.finish_reason or part.target is None or self.error:
+            if not part.is_running or part.target is None or self.error:
                 continue
-            patience = IDLE_S if part.num_output_tokens else QUEUE_S
-            if now - part.heard_at > patience:
-                self.fail(Refused("engine_lost", "The engine stopped answering.", retry_after=1))
+            if now - part.heard_at > (IDLE_S if part.num_new else QUEUE_S):
+                self._give_up_silent(part, now)
             elif not self._serving.placer.is_heard(part.target.node_id):
                 self._serving.lose_node(part.target.node_id)
-        pause = HEARTBEAT_S if self.held is None else HELD_HEARTBEAT_S
+        pause = HELD_HEARTBEAT_S if self.held is not None or self.waiting else HEARTBEAT_S
         if now - self.written_at > pause and self._waiter is not None:
             self.heartbeat = True
             self.written_at = now
@@ -276,9 +356,24 @@ def nowhere_else(part: Part) -> Refused:
     """The end of a part that was given back, or whose replica is gone, and that no other takes."""
     if part.set_back is not None and part.set_back.code in QUEUE_FULL:
         return part.set_back
-    if part.tries and part.tries[-1].error_code == _RETIRED:
-        return Refused(_RETIRED, "The replica was retired and no other is ready.", retry_after=2)
+    if part.tries and part.tries[-1].error_code == RETIRED:
+        return Refused(RETIRED, "The replica was retired and no other is ready.", retry_after=2)
     return Refused("engine_lost", "The engine was lost and no other is ready.", retry_after=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The end of an attempt that was given up here, as a delta."""
+
+    index: int
+    finish_reason: str
+    error_code: str
+    error_message: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[Any, ...] = ()
+    num_cached_tokens: int = 0
+    queue_ms: float = 0.0
 
 
 def _error_of(delta: Any) -> Refused | None:
@@ -287,9 +382,11 @@ def _error_of(delta: Any) -> Refused | None:
         code = delta.error_code or "engine_lost"
         if code in QUEUE_FULL:
             return Refused(code, delta.error_message, retry_after=QUEUE_RETRY_S)
-        if code in _ENGINE_LOST:
+        if code == SILENT:
+            return Refused("engine_lost", delta.error_message, retry_after=1)
+        if code in ENGINE_LOST or code in MOVABLE - _SAID_AS_THEY_ARE:
             return Refused("engine_lost", "The engine was lost.", retry_after=1)
-        if code == _RETIRED:
+        if code == RETIRED:
             message = "The replica was retired or moved, and its time to finish was over."
             return Refused(code, message, retry_after=1)
         return Refused(code, delta.error_message or "The engine failed.")

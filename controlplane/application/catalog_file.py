@@ -113,6 +113,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     disaggregation: str = "none"
     guaranteed_percent: int = 0
     needs: _Needs = _Needs()
+    residency: str = "resident"
     default: bool = False
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None

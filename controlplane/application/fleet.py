@@ -16,7 +16,8 @@ from controlplane.domain.node import DeviceInfo, HostInfo
 
 # --- control plane -> node --------------------------------------------------------------------
 class DesiredReplica(msgspec.Struct, frozen=True):
-    """One assignment joined with its version's specification."""
+    """One assignment joined with its version's specification. ``tier``: what is intended where
+    replicas share a device by turns (``wire.DesiredState``), else empty."""
 
     replica_id: str
     version_id: str
@@ -24,6 +25,7 @@ class DesiredReplica(msgspec.Struct, frozen=True):
     device_index: int
     memory_bytes: int
     spec: VersionSpec
+    tier: str = ""
 
 
 class DesiredNode(msgspec.Struct, frozen=True):
@@ -80,7 +82,8 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class DeviceLoad(msgspec.Struct, frozen=True):
-    """``utilization`` is the busy fraction of the step loop, 0 to 1."""
+    """``utilization`` is the busy fraction of the step loop, 0 to 1. ``host_bytes``: what the node
+    keeps for weights that are swapped out, of all its devices."""
 
     index: int
     utilization: float
@@ -89,10 +92,14 @@ class DeviceLoad(msgspec.Struct, frozen=True):
     foreign_bytes: int
     temperature_c: float
     power_w: float
+    host_bytes: int = 0
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
-    """Counts are totals since it was loaded; ``swapped_bytes`` went to host memory or back."""
+    """Counts are totals since it was loaded; ``swapped_bytes`` went to host memory or back.
+
+    ``tier``: resident | host | storage, "" from nodes without tiers; ``expected_wait_s`` until a
+    request sent now reaches its engine. ``charged_bytes`` of its device, 0 if not measured yet."""
 
     replica_id: str
     version_id: str
@@ -118,6 +125,14 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    tier: str = ""
+    expected_wait_s: float = 0.0
+    charged_bytes: int = 0
+
+    @property
+    def is_away(self) -> bool:
+        """Not on the device now."""
+        return self.tier in ("host", "storage")
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
@@ -164,12 +179,17 @@ class DesiredTooLarge(BusUnavailable):
     code = "desired_too_large"
 
 
+STEADY_S, PAUSE_S = 300.0, 60.0  # working for so long, without such a pause
+
+
 class FleetLoads:
     """The newest ``NodeLoad`` of every node and when it came, in monotonic seconds."""
 
     def __init__(self) -> None:
         self._loads: dict[str, tuple[NodeLoad, float]] = {}
         self._worked: dict[str, tuple[int, float]] = {}  # replica -> (tokens generated, since)
+        self._working_since: dict[str, float] = {}
+        self._charged: dict[str, int] = {}
         self.num_recorded = 0
 
     def record(self, load: NodeLoad, monotonic: float) -> bool:
@@ -182,12 +202,30 @@ class FleetLoads:
         before = known[0].replicas if known else ()
         gone = {one.replica_id for one in before} - {one.replica_id for one in load.replicas}
         for replica_id in gone:
-            self._worked.pop(replica_id, None)
+            for table in (self._worked, self._working_since, self._charged):
+                table.pop(replica_id, None)
         for replica in load.replicas:
-            worked = self._worked.get(replica.replica_id)
-            if replica.num_running or worked is None or worked[0] != replica.generated_tokens:
-                self._worked[replica.replica_id] = (replica.generated_tokens, monotonic)
+            self._note(replica, monotonic)
         return True
+
+    def _note(self, replica: ReplicaLoad, monotonic: float) -> None:
+        name, worked = replica.replica_id, self._worked.get(replica.replica_id)
+        if replica.charged_bytes:
+            self._charged[name] = replica.charged_bytes
+        if replica.num_running or worked is None or worked[0] != replica.generated_tokens:
+            if worked is None or monotonic - worked[1] > PAUSE_S:
+                self._working_since[name] = monotonic
+            self._worked[name] = (replica.generated_tokens, monotonic)
+
+    def charged_bytes(self, replica_id: str) -> int:
+        """Of its device, as its node counts it; 0 if it has not measured it."""
+        return self._charged.get(replica_id, 0)
+
+    def is_steady(self, replica_id: str, monotonic: float) -> bool:
+        """Whether it has worked for ``STEADY_S`` with no pause of more than ``PAUSE_S``."""
+        since = self._working_since.get(replica_id, monotonic)
+        is_idle = self.idle_s(replica_id, monotonic) > PAUSE_S
+        return not is_idle and monotonic - since >= STEADY_S
 
     def idle_s(self, replica_id: str, monotonic: float) -> float:
         """Seconds since the replica last generated anything; 0 if it was never heard of."""

@@ -25,6 +25,7 @@ from controlplane.domain.placement import Assignment, Placement, PlacementDecide
 from controlplane.domain.scaling import Scaling
 
 LOAD_FIRST_S, LOAD_BYTES_PER_S = 5.0, 500e6  # of what was never loaded yet
+HELD = frozenset({"pending", "downloading", "loading"})
 DECIDE_S = 1.0  # until a node has been told
 DEFAULT_SPEC = VersionSpec(version="", source="")
 
@@ -93,21 +94,29 @@ class FleetState:
     def assignments_of(self, version_id: str) -> tuple[Assignment, ...]:
         return self._by_version.get(version_id, ())
 
-    def wait_s(self, version_id: str, now: float) -> float | None:
+    def wait_s(self, version_id: str, now: float, loads: FleetLoads | None = None) -> float | None:
         """Expected seconds until a replica is ready; None if one is already, by its node's word.
+
+        With ``loads`` one that is ready but swapped out is waited for as its node expects.
 
         What its last load took, less what the present one has taken; once it takes longer, half as
         long again as it has. 12 s last time: 13 s when asked for, 4 s after 8 s of loading, 10 s
         after 20.
         """
         began: list[float] = []
+        away: list[float] = []
         for one in self.assignments_of(version_id):
             node = self.nodes.get(one.node_id)
             said = node.replicas.get(one.replica_id) if node else None
-            if said and said[1] == "ready":
+            load = self._load_of(one, loads) if loads else None
+            if load and load.is_away and self._is_sendable(one, load):
+                away.append(load.expected_wait_s)
+            elif said and said[1] == "ready":
                 return None
-            if said and said[1] != "failed":
+            elif said and said[1] != "failed":
                 began.append(said[2])
+        if away:
+            return min(away)
         typical = self.load_seconds.get(version_id)
         if typical is None:
             spec = self.catalog.spec(VersionId(version_id)) or DEFAULT_SPEC
@@ -116,6 +125,17 @@ class FleetState:
             return typical + DECIDE_S
         taken = max(0.0, now - min(began))
         return max(typical - taken, taken / 2 if taken > typical else 0.1)
+
+    def _load_of(self, assignment: Assignment, loads: FleetLoads) -> ReplicaLoad | None:
+        load = loads.latest(assignment.node_id)
+        return _find(load.replicas if load else (), assignment.replica_id)
+
+    def _is_sendable(self, assignment: Assignment, load: ReplicaLoad | None) -> bool:
+        """Whether its node takes requests for it: ready, or warm and not loaded yet."""
+        if self.replica_state(assignment) == "ready":
+            return True
+        held = load is not None and load.tier == "storage" and load.state in HELD
+        return assignment.tier == "warm" and held
 
     def unplaced_reason(self, version_id: str) -> str:
         """The planner's sentence on why a wanted replica runs nowhere; "" if none is missing."""
@@ -170,6 +190,7 @@ class FleetState:
             node_status=known.status,
             draining=known.draining,
             max_batch=spec.max_batch,
+            is_held=self._is_sendable(assignment, replica),
             **_device_figures(device),
             **_replica_figures(replica),
         )
@@ -213,4 +234,6 @@ def _replica_figures(replica: ReplicaLoad | None) -> dict[str, Any]:
         "block_size": max(1, replica.block_size),
         "prefill_tokens_per_s": replica.prefill_tokens_per_s,
         "decode_step_s": replica.decode_step_s,
+        "resident": not replica.is_away,
+        "load_seconds": replica.expected_wait_s if replica.is_away else 0.0,
     }

@@ -51,7 +51,9 @@ class Order(msgspec.Struct, frozen=True):
     cache_salt: bytes
     attempt: int
     weight: float = 1.0
-    record_id: str = ""  # the request that this is one of several choices of
+    record_id: str = ""  # the request that this is one of several choices, or tries, of
+    sent_token_ids: tuple[int, ...] = ()  # from which on it is to be continued
+    num_cached_tokens: int = 0
 
 
 class Delta(Protocol):

@@ -11,8 +11,9 @@ gateway last noted for the request (every two seconds)::
     180      n1 does not answer      180      gateway_lost_unconfirmed  after PATIENCE_S
     180      none of them knows it   180      gateway_lost_unconfirmed  the agent was restarted
 
-Of a choice that was tried on several replicas the last try counts, as while its gateway lived: a
-try is given up only before its first token. Cached prompt tokens are those of the first choice.
+Of a choice that was tried on several replicas the last try counts, as while its gateway lived: it
+goes on from the tokens that the client had been sent, and counts them. Cached prompt tokens are
+those of the first choice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,6 +56,7 @@ class Produced:
     queue_ms: float | None
     age_s: float
     ran_s: float
+    num_sent_tokens: int = 0  # of its tokens, an earlier try's
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,13 @@ def end_of(orphan: Orphan, produced: Iterable[Produced], is_complete: bool, at: 
 
 
 def is_certain(produced: Sequence[Produced]) -> bool:
-    """One choice that has ended with a token: no other node can have more of this request."""
+    """One choice that has ended with a token, and was not lost, so that it was not continued: no
+    other node can have more of this request."""
     return (
         len(produced) == 1
         and produced[0].choice < 0
         and produced[0].num_output_tokens > 0
-        and produced[0].finish_reason != ""
+        and produced[0].finish_reason not in ("", "error")
     )
 
 
@@ -123,7 +126,7 @@ def _attempt(one: Produced, at: float) -> Attempt:
         outcome=_OUTCOMES.get(one.finish_reason, "ok"),
         error_code=one.error_code,
         num_cached_tokens=one.num_cached_tokens,
-        num_output_tokens=one.num_output_tokens,
+        num_output_tokens=max(one.num_output_tokens - one.num_sent_tokens, 0),
         queue_ms=one.queue_ms,
         started_at=at - one.age_s,
         duration_ms=one.ran_s * 1000,

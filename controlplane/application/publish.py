@@ -15,6 +15,8 @@ acknowledge. ``unacknowledged`` says who has not, and for how long. Worked examp
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from controlplane.application.failpoints import passing
 from controlplane.application.fleet import (
     DesiredNode,
@@ -46,10 +48,24 @@ def desired_nodes(state: FleetState, epoch: int) -> list[DesiredNode]:
             epoch,
             state.placement.generation,
             state.nodes[node_id].draining,
-            tuple(sorted(replicas, key=lambda one: one.replica_id)),
+            _with_tiers(sorted(replicas, key=lambda one: one.replica_id), state),
         )
         for node_id, replicas in sorted(wanted.items())
     ]
+
+
+def _with_tiers(replicas: list[DesiredReplica], state: FleetState) -> tuple[DesiredReplica, ...]:
+    """Said only where replicas share a device by turns: elsewhere nothing needs to move."""
+    if not any(one.spec.residency == "swappable" for one in replicas):
+        return tuple(replicas)
+    placed = state.placement.assignments
+    return tuple(replace(one, tier=_tier(one, placed[one.replica_id])) for one in replicas)
+
+
+def _tier(replica: DesiredReplica, placed: Assignment) -> str:
+    if placed.tier == "warm":
+        return "warm"
+    return "swappable" if replica.spec.residency == "swappable" else "resident"
 
 
 def _replica(state: FleetState, assignment: Assignment) -> DesiredReplica | None:

@@ -15,7 +15,7 @@ from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import CONTROLLER, Clock
 from controlplane.domain import placement
 from controlplane.domain.errors import VersionConflict
-from controlplane.domain.ids import NodeId, VersionId, version_id
+from controlplane.domain.ids import NodeId, ReplicaId, VersionId, version_id
 from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import Node
 from controlplane.domain.placement import DecidePlacement, PlanInputs
@@ -48,6 +48,36 @@ def inputs_of(state: FleetState, loads: FleetLoads, monotonic: float) -> PlanInp
         ),
         reserved_bytes=tuple(sorted(RESERVED_BYTES.items())),
         planner=PLANNER,
+        host_bytes=_host_bytes(state, loads),
+        charged_bytes=_charged_bytes(state, loads),
+        steady=_steady(state, loads, monotonic),
+    )
+
+
+def _host_bytes(state: FleetState, loads: FleetLoads) -> tuple[tuple[NodeId, int], ...]:
+    found = ((node_id, _devices(loads.latest(node_id))) for node_id in sorted(state.nodes))
+    return tuple((NodeId(node_id), most) for node_id, devices in found
+                 if (most := max((one.host_bytes for one in devices), default=0)))  # fmt: skip
+
+
+def _charged_bytes(state: FleetState, loads: FleetLoads) -> tuple[tuple[ReplicaId, int], ...]:
+    """Of replicas that take less than they were given; a group's are of each device already."""
+    return tuple(
+        (one.replica_id, charged)
+        for one in state.placement.assignments.values()
+        if 0 < (charged := loads.charged_bytes(one.replica_id)) < one.memory_bytes
+        and not one.shards
+    )
+
+
+def _steady(state: FleetState, loads: FleetLoads, monotonic: float) -> tuple[ReplicaId, ...]:
+    """Of versions for which it matters."""
+    return tuple(
+        one.replica_id
+        for one in state.placement.assignments.values()
+        if (spec := state.catalog.spec(one.version_id)) is not None
+        and spec.residency == "swappable"
+        and loads.is_steady(one.replica_id, monotonic)
     )
 
 
@@ -58,12 +88,19 @@ def _devices(load: NodeLoad | None) -> tuple[DeviceLoad, ...]:
 def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot:
     """Everything the planner needs, at the log position of ``state``. Pure: ``replay`` calls it
     with what an event recorded."""
-    idle_s = dict(inputs.idle_s)
+    idle_s, charged = dict(inputs.idle_s), dict(inputs.charged_bytes)
+    steady = frozenset(inputs.steady)
     return FleetSnapshot(
         nodes=node_views(state, inputs),
         versions=tuple(_versions(state)),
         assigned=tuple(
-            AssignedView(one, state.replica_state(one), idle_s.get(one.replica_id, 0.0))
+            AssignedView(
+                one,
+                state.replica_state(one),
+                idle_s.get(one.replica_id, 0.0),
+                charged.get(one.replica_id, 0),
+                one.replica_id in steady,
+            )
             for one in state.placement.assignments.values()
         ),
         failures=tuple(
@@ -116,7 +153,8 @@ def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:
     )
     host = node.host
     where = node.zone, host.cpu_milli, host.memory_bytes, host.fabric
-    return NodeView(node_id, devices, node.status, node.draining, *where)
+    kept = dict(inputs.host_bytes).get(node_id, 0)
+    return NodeView(node_id, devices, node.status, node.draining, *where, kept)
 
 
 class Reconciler:

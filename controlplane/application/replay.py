@@ -23,7 +23,7 @@ from controlplane.application.ports import READ_BATCH, EventStore, RecordedEvent
 from controlplane.application.reconcile import snapshot
 from controlplane.domain.event_types import encode
 from controlplane.domain.placement import PlacementDecided, PlanInputs, Started
-from controlplane.placement.plan import PLANNER, plan
+from controlplane.placement.plan import REPLAYED, plan
 
 MAX_DIFFERENCES = 100
 
@@ -57,7 +57,7 @@ class Replay:
     @property
     def comparable(self) -> bool:
         """Whether a difference would prove anything."""
-        return self.inputs_recorded and self.planner == PLANNER
+        return self.inputs_recorded and self.planner in REPLAYED
 
 
 def replay(fleet: FleetState, recorded: RecordedEvent) -> Replay:

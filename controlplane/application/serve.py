@@ -8,9 +8,8 @@
     await call.finish()                  terminal record durable; only now may a client hear "done"
 
 A call has one part per choice, each a generation of its own on the nodes; the ledger knows only
-the call. A part that fails before its first token is sent again, to another replica, at most twice:
-nothing was shown, so nothing can be repeated. After its first token it fails for good, with a typed
-error.
+the call. A part whose replica is lost is sent to another one, which goes on from the tokens that
+were sent (``continuation``); where that cannot be, it fails with a typed error.
 
 Whatever happens, ``finish`` runs: a client that left, a reader too slow, a node lost, an exception
 in the caller. It cancels what still runs, waits at most two seconds for the nodes' own counts, and
@@ -26,8 +25,9 @@ from functools import partial
 import msgspec
 
 from controlplane.application.attempts import attempts_of
-from controlplane.application.call import Call, Part, nowhere_else
+from controlplane.application.call import Call, Part
 from controlplane.application.capture import keep
+from controlplane.application.continuation import Continuations
 from controlplane.application.hold import HOLD_S, Holds, NotLoadedYet
 from controlplane.application.inference import (
     Generator,
@@ -71,11 +71,15 @@ class Serving:
     draining: bool = False
     num_local: Counter[str] = field(default_factory=Counter)
     num_of_tenant: Counter[str] = field(default_factory=Counter)
+    continued: Counter[str] = field(default_factory=Counter)  # choices, by why they had to be
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.monotonic = self.clock.monotonic
         self.holds = Holds(self.placer, self.monotonic, self._send_held, self.hold_s)
+        self.continuations = Continuations(
+            self.placer, self.monotonic, self._send_lost, Call.give_up, self.hold_s
+        )
 
     def live(self) -> set[str]:
         """Request ids that must not be reaped: in flight here, or waiting to be recorded."""
@@ -161,13 +165,12 @@ class Serving:
 
     async def _send(self, call: Call, part: Part) -> None:
         """Choose a replica and send; raises Refused when there is none to be had."""
-        job = call.job
-        target = self.placer.choose(job, part.failed, self.num_local)
-        part.target, part.attempt, part.heard_at = target, part.attempt + 1, self.monotonic()
-        part.sent_at = part.heard_at
-        part.failed |= {target.replica_id}
+        job, before = call.job, part.target
+        excluded = part.course.excluded(part.num_output_tokens > 0, self.monotonic())
+        target = self.placer.choose(job, excluded, self.num_local)
+        part.begin(target, self.monotonic())
         order = Order(
-            part.request_id,
+            part.order_id,
             target.replica_id,
             part.prompt,
             part.max_tokens,
@@ -176,26 +179,41 @@ class Serving:
             job.cache_salt,
             part.attempt,
             job.weight,
-            "" if part.request_id == job.request_id else job.request_id,
+            "" if part.order_id == job.request_id else job.request_id,
+            tuple(part.token_ids),
+            part.num_cached_tokens,
         )
         self.num_local[target.replica_id] += 1
+        part.is_running = True
         try:
             receive = keep(job.capture, call.receive) if job.capture else call.receive
             await self.generator.generate(target.node_id, order, partial(receive, part))
         except BaseException:
             self.left(part)
             part.note("error", "not_sent", self.monotonic())
-            part.target = None
+            part.target = before
             raise
 
     async def send_again(self, call: Call, part: Part) -> None:
-        """Another replica, if there is one; else the call ends."""
+        """To another replica; without one it waits if it may, else the call ends."""
         try:
-            await self._send(call, part)
-        except Refused:
-            part.finish_reason = "error"
-            call.num_open -= 1
-            call.error = call.error or nowhere_else(part)
+            await self._send_on(call, part)
+        except Refused as refusal:
+            if not self.continuations.take(call, part, refusal):
+                call.give_up(part)
+
+    async def _send_lost(self, call: Call, part: Part) -> None:
+        """Like ``_send_held``, a part that waited."""
+        async with call.sending:
+            if call.error is None and not call.is_finished:
+                await self._send_on(call, part)
+
+    async def _send_on(self, call: Call, part: Part) -> None:
+        await self._send(call, part)
+        call.sent(part)
+        if part.num_output_tokens and part.course.cause:
+            self.continued[part.course.cause] += 1
+        part.course.cause = ""
 
     # --- the end --------------------------------------------------------------------------------
     async def end(self, call: Call) -> Terminal:
@@ -212,27 +230,27 @@ class Serving:
 
     async def _stop(self, call: Call) -> None:
         """Cancel what still runs and wait, briefly, for how much it produced."""
-        running = [part for part in call.parts if not part.finish_reason and part.target]
+        running = [part for part in call.parts if part.is_running]
         if not running:
             return
         call.stopping = True
         call.error = call.error or _STOPPED
         for part in running:
-            await self.generator.cancel(part.request_id)
+            await self.generator.cancel(part.order_id)
         until = self.monotonic() + CANCEL_WAIT_S
         while call.num_open and self.monotonic() < until:
             waiter = call.next_wake()
             self.loop.call_later(max(0.0, until - self.monotonic()), _wake_if_waiting, waiter)
             await waiter
         for part in running:
-            self.generator.release(part.request_id)
-            if not part.finish_reason:
-                self.left(part)
+            self.generator.release(part.order_id)
+            self.left(part)
 
     def left(self, part: Part) -> None:
         """The part runs on its replica no more."""
-        if part.target is not None:
+        if part.is_running and part.target is not None:
             self.num_local[part.target.replica_id] -= 1
+        part.is_running = False
 
     # --- once a second --------------------------------------------------------------------------
     def sweep(self, refusal_of: Callable[[Job], Refused | None]) -> None:

@@ -197,6 +197,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
         "RoleEnum": "controlplane.domain.policy.ROLES",
         "PeriodEnum": "controlplane.domain.budget.PERIODS",
         "NodeStatusEnum": "controlplane.entrypoints.rest.serializers.fleet.NODE_STATUSES",
+        "PlacedTierEnum": "controlplane.entrypoints.rest.serializers.fleet.TIERS",
         "VersionStatusEnum": "controlplane.entrypoints.rest.serializers.catalog.VERSION_STATUSES",
     },
 }

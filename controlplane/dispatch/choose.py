@@ -24,6 +24,7 @@ Telemetry is up to two seconds old, in which a burst would all choose the same r
 queue is at least what this gateway itself has in flight there (``num_local``).
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -56,7 +57,9 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """One replica as the gateway knows it. Memory in bytes, temperature in Celsius.
 
     ``node_status`` is absent | ready | suspect | lost; ``state`` the replica's; ``age_s`` how long
-    ago its node was last heard, None if never. Rates of 0 mean not measured yet.
+    ago its node was last heard, None if never. Rates of 0 mean not measured yet. One that is not
+    ``resident`` comes onto its device once it is asked for, in ``load_seconds``; ``is_held``: its
+    node takes requests for it though it has not been loaded yet.
     """
 
     replica_id: str
@@ -80,11 +83,15 @@ class ReplicaView(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     resident: bool = True
     load_seconds: float = 0.0
+    is_held: bool = False
 
 
 class RequestView(msgspec.Struct, frozen=True):
+    """``max_wait_s``: the longest that it waits for a replica to be loaded."""
+
     num_prompt_tokens: int
     max_output_tokens: int
+    max_wait_s: float = math.inf
 
 
 TERMS = (
@@ -225,7 +232,7 @@ def _refusal(
     """Why the replica cannot take the request: code and figures; None if it can."""
     if view.replica_id in excluded:
         return "failed_before", "it failed this request before"
-    if view.state != "ready":
+    if view.state != "ready" and not view.is_held:
         return "not_ready", f"the replica is {view.state}"
     if view.node_status != "ready":
         return f"node_{view.node_status}", f"the node is {view.node_status}"
@@ -234,6 +241,11 @@ def _refusal(
         return "stale", f"last heard {age}, allowed are {weights.stale_s:g} s"
     if view.temperature_c >= weights.t_max:
         return "too_hot", f"{view.temperature_c:g} C, the limit is {weights.t_max:g} C"
+    if not view.resident and view.load_seconds > request.max_wait_s:
+        return "not_resident", (
+            f"resident in about {view.load_seconds:.0f} s, "
+            f"the request waits {request.max_wait_s:g} s"
+        )
     if view.num_blocks:
         needed = -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
         if needed > view.num_blocks:

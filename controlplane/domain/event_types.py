@@ -40,9 +40,9 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "ApiKeyIssued": 2,
     "CommandRefused": 2,
     "ModelAccessChanged": 2,
-    "ModelVersionAdded": 4,
+    "ModelVersionAdded": 5,
     "NodeJoined": 2,
-    "PlacementDecided": 3,
+    "PlacementDecided": 4,
     "ReplicaBecameReady": 2,
     "TenantBudgetSet": 2,
 }

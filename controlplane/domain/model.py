@@ -21,6 +21,7 @@ SPECULATIONS = ("none", "ngram", "draft")
 DISAGGREGATIONS = ("none", "prefill-decode")
 MAX_WORDS = 100
 PRIORITIES = ("high", "normal", "best-effort")
+RESIDENCIES = ("resident", "swappable")
 
 
 class Colocation(msgspec.Struct, frozen=True):
@@ -72,6 +73,8 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     requests (None: the node chooses) and workspace. ``draft_model`` is a source, as ``source``.
     ``guaranteed_percent`` is of the time of the device that a replica shares: what a version of
     high priority gets whenever it has work, whatever its neighbours want; 0 promises nothing.
+    ``residency``: resident (its memory on the device is its own) or swappable (while it is idle,
+    others of the device may have it, and its weights wait in the node's memory).
     """
 
     version: str
@@ -96,6 +99,7 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     disaggregation: str = "none"
     guaranteed_percent: int = 0
     needs: Needs = Needs()
+    residency: str = "resident"
 
     @property
     def max_model_len(self) -> int:
@@ -354,6 +358,7 @@ def check_spec(spec: VersionSpec) -> None:
     _one_of(spec.speculation, SPECULATIONS, "speculation")
     _one_of(spec.disaggregation, DISAGGREGATIONS, "disaggregation")
     _one_of(spec.priority, PRIORITIES, "priority")
+    _one_of(spec.residency, RESIDENCIES, "residency")
     _one_of(spec.format, ("safetensors",), "format")
     _one_of(spec.policy, POLICIES, "policy")
     _one_of(spec.colocation.isolation, ("shared", "dedicated"), "colocation.isolation")
@@ -401,6 +406,7 @@ def _check_combination(spec: VersionSpec) -> None:
     is_split = spec.disaggregation != "none"
     is_alone = is_split or spec.colocation.isolation == "dedicated"
     is_guaranteed, is_high = spec.guaranteed_percent > 0, spec.priority == "high"
+    is_swappable = spec.residency == "swappable"
     rules = (
         (is_draft != bool(spec.draft_model), "draft_model", "goes with speculation: draft"),
         (spec.draft_model.startswith("simulated:"), "draft_model", "has weights"),
@@ -418,6 +424,12 @@ def _check_combination(spec: VersionSpec) -> None:
         (is_split and spec.policy == "static", "disaggregation", "has no static batches"),
         (is_split and spec.tensor_parallel > 1, "disaggregation", "is for one device"),
         (is_guaranteed and not is_high, "guaranteed_percent", "goes with priority: high"),
+        (is_swappable and is_high, "residency", "swappable goes with a priority below high"),
+        (
+            is_swappable and (is_split or spec.tensor_parallel > 1),
+            "residency",
+            "swappable is for one worker on one device",
+        ),
         (is_guaranteed and is_alone, "guaranteed_percent", "is for versions that share a process"),
     )
     for is_broken, param, rule in rules:

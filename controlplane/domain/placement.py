@@ -25,7 +25,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
     ``shards`` are all devices of a tensor-parallel group, the one named here first. Groups placed
     before there were any took neighbouring devices; see ``shards_of``. ``replaces``: the replica
-    of the same version that leaves once this one is ready.
+    of the same version that leaves once this one is ready. ``tier``: resident, or warm if it was
+    placed beyond the device's memory, to be swapped in from its node's when it is asked for.
     """
 
     replica_id: ReplicaId
@@ -35,6 +36,7 @@ class Assignment(msgspec.Struct, frozen=True):
     memory_bytes: int
     shards: tuple[Shard, ...] = ()
     replaces: ReplicaId | None = None
+    tier: str = "resident"
 
 
 def shards_of(placed: Assignment, tensor_parallel: int) -> tuple[Shard, ...]:
@@ -103,12 +105,18 @@ class PlanInputs(msgspec.Struct, frozen=True):
     ``foreign_bytes``: (node, device index, bytes held by other processes). ``idle_s``: (replica,
     seconds since it last worked). ``reserved_bytes``: (kind of device, bytes kept free).
     ``planner``: which rules and weights decided; another planner may well decide otherwise.
+    ``host_bytes``: (node, bytes it keeps for what is swapped out). ``charged_bytes``: (replica,
+    bytes of its device that the node counts once it has measured them). ``steady``: replicas that
+    have worked without a pause of late.
     """
 
     foreign_bytes: tuple[tuple[NodeId, int, int], ...] = ()
     idle_s: tuple[tuple[ReplicaId, float], ...] = ()
     reserved_bytes: tuple[tuple[str, int], ...] = ()
     planner: int = 1
+    host_bytes: tuple[tuple[NodeId, int], ...] = ()
+    charged_bytes: tuple[tuple[ReplicaId, int], ...] = ()
+    steady: tuple[ReplicaId, ...] = ()
 
 
 # --- events -----------------------------------------------------------------------------------

@@ -54,6 +54,25 @@ def _counts(started: dict[str, Any]) -> dict[str, Any]:
     return {"num_candidates": len(started["candidates"]), "ruled_out": sorted(codes.items())}
 
 
+def _with_residency(data: dict[str, Any]) -> dict[str, Any]:
+    """Until then every replica had its device's memory to itself."""
+    return {**data, "spec": {**data["spec"], "residency": "resident"}}
+
+
+def _with_tiers(data: dict[str, Any]) -> dict[str, Any]:
+    def placed(change: dict[str, Any]) -> dict[str, Any]:
+        return {**change, "assignment": {**change["assignment"], "tier": "resident"}}
+
+    inputs = data["inputs"]
+    new: dict[str, Any] = {"host_bytes": [], "charged_bytes": [], "steady": []}
+    return {
+        **data,
+        "started": [placed(one) for one in data["started"]],
+        "stopped": [placed(one) for one in data["stopped"]],
+        "inputs": inputs and {**inputs, **new},
+    }
+
+
 def _budget_of_many(data: dict[str, Any]) -> dict[str, Any]:
     """A tenant had one budget, of tokens for all it did; it is called ``default`` now."""
     kept = {name: value for name, value in data.items() if name != "tokens"}
@@ -82,12 +101,14 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ModelVersionAdded", 1): _with_engine_options,
     ("ModelVersionAdded", 2): _with_guarantee,
     ("ModelVersionAdded", 3): _with_needs,
+    ("ModelVersionAdded", 4): _with_residency,
     ("NodeJoined", 1): _with_interconnect,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
     ("TenantBudgetSet", 1): _budget_of_many,
     # Version 1 did not keep the telemetry that the planner saw.
     ("PlacementDecided", 1): lambda data: {**data, "inputs": None},
     ("PlacementDecided", 2): _with_counts,
+    ("PlacementDecided", 3): _with_tiers,
 }
 
 

@@ -31,8 +31,9 @@ from controlplane.placement.snapshot import (
 
 UNBOUNDED = 2**62
 NUM_RANKS = 3
-Figures = tuple[int, int, int, int, int, int]
-"""Of one device: free bytes, percent promised, percent busy, bytes held by rank 0, 1 and 2."""
+Figures = tuple[int, int, int, int, int, int, int]
+"""Of one device: free bytes, percent promised, percent busy, swappable replicas, bytes held by rank
+0, 1 and 2."""
 
 
 class Board:
@@ -64,6 +65,7 @@ class Board:
         self.free, self.row_sizes = self.room.copy(), self._row_sizes()
         self.guaranteed, self.compute = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.by_rank = np.zeros((NUM_RANKS, *shape), np.int64)
+        self.num_swappable = np.zeros(shape, np.int64)
         self._set_hosts(nodes)
         self.typical = Typical(snapshot.versions, self.kinds)
         self.any_compute = False
@@ -95,10 +97,11 @@ class Board:
     def set_devices(self, devices: Iterable[tuple[int, Figures]]) -> None:
         """What the devices of some cells hold now."""
         rows = set()
-        for cell, (free, guaranteed, compute, *by_rank) in devices:
+        for cell, (free, guaranteed, compute, swappable, *by_rank) in devices:
             at = row, _ = divmod(cell, self.width)
             self.row_free[row] += free - int(self.free[at])
             self.free[at], self.guaranteed[at], self.compute[at] = free, guaranteed, compute
+            self.num_swappable[at] = swappable
             self.by_rank[:, *at] = by_rank
             rows.add(row)
         for row in rows:

@@ -7,13 +7,20 @@ Places are looked at in the order of what they must cost at least (the class tha
 bytes that are short), and no further than until none can be cheaper than the best found.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from controlplane.placement.feasible import Fleet, Resident, Slot, must_not_meet, rejection
-from controlplane.placement.feasible import shard_bytes as share_of
+from controlplane.placement import sharing
+from controlplane.placement.feasible import (
+    Fleet,
+    Resident,
+    Slot,
+    barrier,
+    must_not_meet,
+    rejection,
+)
 from controlplane.placement.fragmentation import Array
 from controlplane.placement.snapshot import RANK, VersionView
 
@@ -57,6 +64,7 @@ def _places(fleet: Fleet, version: VersionView) -> Iterator[tuple[Cost, list[Slo
     if lower is None:
         return
     short = np.maximum(0, size - board.free)
+    short[board.num_swappable > 0] = 0  # who leaves may be less than what is short there
     could = board.is_open & (board.room >= size) & (short <= lower)
     if version.shape.num_devices > 1:
         yield from _links(fleet, could & (lower >= 0), lower)
@@ -79,7 +87,7 @@ def _links(fleet: Fleet, could: Array, lower: Array) -> Iterator[tuple[Cost, lis
 def _victims_at(fleet: Fleet, place: list[Slot], version: VersionView) -> list[Resident]:
     """A small set of lower-priority residents to evict there; empty if that cannot help."""
     lower = _lower(place, version)
-    usable = [slot for slot in place if rejection(fleet, slot, version, lower) is None]
+    usable = [slot for slot in place if _fits(fleet, slot, version, lower)]
     usable.sort(key=lambda slot: (-slot.free_bytes, slot.cell))
     group = usable[: version.shape.num_devices]
     if len(group) < version.shape.num_devices:
@@ -90,9 +98,18 @@ def _victims_at(fleet: Fleet, place: list[Slot], version: VersionView) -> list[R
         if must_not_meet(version, resident.version):
             continue
         rest = {name: one for name, one in chosen.items() if one is not resident}
-        if all(rejection(fleet, slot, version, rest) is None for slot in group):
+        if all(_fits(fleet, slot, version, rest) for slot in group):
             chosen = rest
     return [chosen[replica_id] for replica_id in sorted(chosen)]
+
+
+def _fits(fleet: Fleet, slot: Slot, version: VersionView, without: Mapping[str, Resident]) -> bool:
+    """Whether it fits once those have left, with the memory to itself or shared."""
+    if rejection(fleet, slot, version, without) is None:
+        return True
+    return sharing.fits(fleet, slot, version, without) and (
+        barrier(fleet, slot, version, without) is None
+    )
 
 
 def _lower(place: Iterable[Slot], version: VersionView) -> dict[str, Resident]:
@@ -105,5 +122,5 @@ def _lower(place: Iterable[Slot], version: VersionView) -> dict[str, Resident]:
 
 
 def _spare_first(resident: Resident) -> tuple[int, float, int, str]:
-    size = share_of(resident.assignment, resident.version)
-    return resident.version.rank, resident.idle_s, -size, resident.assignment.replica_id
+    version = resident.version
+    return version.rank, resident.idle_s, -resident.num_bytes, resident.assignment.replica_id

@@ -1,9 +1,15 @@
 """Decisions as sentences, made when the decision is made and stored with it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from controlplane.domain.placement import Assignment, Candidate, PlacementDecided, Rejection
+
+if TYPE_CHECKING:
+    from controlplane.placement.sharing import Shared
 
 SENTENCES = {
     "node_lost": "lost",
@@ -62,6 +68,32 @@ def joined(placement: Assignment, fabric: str) -> str:
         f"{placement.version_id} goes to {_where(placement)}: no node has {len(placement.shards)} "
         f"devices free on one link; these are on {num_nodes} nodes joined by {fabric}."
     )
+
+
+def shared(placement: Assignment, place: Shared) -> str:
+    """Why the replica stands beside others, on a device that cannot hold all of them at once."""
+    size = bytes_text(placement.memory_bytes)
+    turns = f"{place.num_sharing} take turns in {bytes_text(place.left_bytes)} there"
+    host = f"{bytes_text(place.host_used_bytes)} of {bytes_text(place.host_bytes)} of host memory"
+    kept = (
+        "as warm, ready in host memory and swapped in when it is asked for"
+        if placement.tier == "warm"
+        else "as resident"
+    )
+    return (
+        f"{placement.version_id} goes to {_where(placement)} {kept}: no device has {size} free; "
+        f"{turns}, for which {host} may be needed."
+    )
+
+
+MAY_LEAVE = " It is resident while there is room, and swapped out when others need it."
+
+
+def not_shared(is_swappable: bool) -> str:
+    """Of a gap: why it is not warm either."""
+    if not is_swappable:
+        return ""
+    return " Nor has a device and its host memory room to let it take turns."
 
 
 def _where(placement: Assignment) -> str:

@@ -9,7 +9,7 @@ The rules stand twice, once for a single device and what would be without some o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -35,6 +35,19 @@ class Resident:
     assignment: Assignment
     version: VersionView
     idle_s: float = 0.0
+    charged_bytes: int = 0
+    is_steady: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """On each of its devices: as measured by the node, but no more than it was given."""
+        given = shard_bytes(self.assignment, self.version)
+        return min(self.charged_bytes or given, given)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether its memory on the device counts for others too."""
+        return self.version.is_swappable and not self.is_steady
 
 
 @dataclass(slots=True)
@@ -53,12 +66,14 @@ class Slot:
     used_bytes: int = 0
     guaranteed: int = 0  # percent of its time
     compute: int = 0
+    num_swappable: int = 0
     by_rank: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
     residents: dict[str, Resident] = field(default_factory=dict)
 
     @property
     def figures(self) -> Figures:
-        return (self.free_bytes, self.guaranteed, self.compute, *self.by_rank)  # type: ignore
+        shared = self.num_swappable
+        return (self.free_bytes, self.guaranteed, self.compute, shared, *self.by_rank)  # type: ignore
 
     def take(self, resident: Resident, num_bytes: int, sign: int) -> None:
         """Put the replica with ``num_bytes`` on the device (1) or take it off (-1)."""
@@ -73,6 +88,8 @@ class Slot:
             self.residents[placed.replica_id] = resident
         else:
             del self.residents[placed.replica_id]
+        if version.is_swappable:
+            self.num_swappable += sign
 
 
 def _slot(node: NodeView, device: DeviceView, cell: int) -> Slot:
@@ -140,7 +157,7 @@ class Fleet:
         placed, version = resident.assignment, resident.version
         span = self.span(placed, version)
         cells = [slot.cell for slot in span]
-        num_bytes = shard_bytes(placed, version)
+        num_bytes = resident.num_bytes
         for slot in span:
             slot.take(resident, num_bytes, sign)
             self._stale.add(slot.cell)
@@ -165,6 +182,13 @@ class Fleet:
             board.cpu[node] -= sign * -(-shape.cpu_milli // shape.num_devices)
             board.memory[node] -= sign * -(-shape.host_memory // shape.num_devices)
             board.ranking.changed += self.rows_of_node[slot.node.node_id]
+
+    def slots_of_node(self, node_id: str) -> Iterator[Slot]:
+        """The node's devices."""
+        width = self._board.width
+        for row in self.rows_of_node[node_id]:
+            for column in range(len(self._board.rows[row][1])):
+                yield self.slots[row * width + column]
 
     def failure(self, node_id: str, version_id: str) -> FailureView | None:
         """The failure that keeps the version off the node now, if any."""
@@ -215,6 +239,21 @@ def rejection(
     return Rejection(slot.node.node_id, slot.device.index, *found)
 
 
+def barrier(
+    fleet: Fleet, slot: Slot, version: VersionView, without: Iterable[str] = ()
+) -> tuple[str, str] | None:
+    """What but the device's memory keeps ``version`` off ``slot``; None if nothing does."""
+    gone = frozenset(without)
+    return (
+        _unusable(fleet, slot, version)
+        or _company(slot, version, gone)
+        or _promised(slot, version, gone)
+        or _host(
+            fleet, slot, version, [slot.residents[one] for one in gone if one in slot.residents]
+        )
+    )
+
+
 def _unusable(fleet: Fleet, slot: Slot, version: VersionView) -> tuple[str, str] | None:
     """Reasons that no eviction changes."""
     if slot.closed:
@@ -247,7 +286,7 @@ def _full(
     if found:
         return found
     gone = [slot.residents[one] for one in without if one in slot.residents]
-    free = slot.free_bytes + sum(shard_bytes(one.assignment, one.version) for one in gone)
+    free = slot.free_bytes + sum(one.num_bytes for one in gone)
     if version.shard_bytes > free:
         return "insufficient_memory", too_full(version, free)
     return _host(fleet, slot, version, gone)

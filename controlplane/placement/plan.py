@@ -39,14 +39,15 @@ from controlplane.domain.placement import (
     Stopped,
     Unplaced,
 )
-from controlplane.placement import explain, groups
+from controlplane.placement import explain, groups, sharing
 from controlplane.placement.evict import victims
 from controlplane.placement.feasible import Fleet, Resident
 from controlplane.placement.reconcile import Difference, difference, over_capacity
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 from controlplane.placement.survey import Survey, survey
 
-PLANNER = 2  # stored with each decision; one more whenever rules or weights change
+PLANNER = 3  # stored with each decision; one more whenever rules or weights change
+REPLAYED = frozenset({2, PLANNER})  # 3 decides as 2 did where nothing is swappable or measured
 HELPFUL_CODES = (
     "backoff",
     "anti_affinity",
@@ -122,7 +123,8 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
     draft.leaving = {view.assignment.replica_id for view in found.leaving}
     for view in (*found.kept, *found.leaving):
         version = versions[view.assignment.version_id]
-        draft.fleet.add(Resident(view.assignment, version, view.idle_s))
+        steady = view.charged_bytes, view.is_steady
+        draft.fleet.add(Resident(view.assignment, version, view.idle_s, *steady))
     for version_id, number in found.missing.items():
         for _ in range(number):
             draft.queue.push(versions[version_id])
@@ -143,13 +145,18 @@ def _place(draft: _Draft, version: VersionView) -> None:
     joined = groups.across(draft.fleet, version)
     if joined:
         return _start_across(draft, found, joined)
+    shared = sharing.place(draft.fleet, version)
+    if shared:
+        return _start_shared(draft, found, shared)
     leaving = victims(draft.fleet, version)
     if leaving is None:
         draft.gaps[version.version_id] += 1
         return None
     for victim in leaving:
         _evict(draft, victim, version)
-    return _start(draft, survey(draft.fleet, version))
+    found = survey(draft.fleet, version)
+    shared = None if found.num_candidates else sharing.place(draft.fleet, version)
+    return _start_shared(draft, found, shared) if shared else _start(draft, found)
 
 
 def _start(draft: _Draft, found: Survey, remark: str = "") -> None:
@@ -158,6 +165,7 @@ def _start(draft: _Draft, found: Survey, remark: str = "") -> None:
     whole = assignment.replica_id == draft.whole
     candidates, rejections = found.candidates(whole), found.rejections(whole)
     ruled_out, number = found.ruled_out(), found.num_candidates
+    remark += explain.MAY_LEAVE if found.version.is_swappable else ""
     reason = explain.placed(assignment, candidates[0], number, ruled_out) + remark
     draft.started[assignment.replica_id] = Started(
         assignment, reason, candidates, rejections, number, ruled_out
@@ -182,7 +190,28 @@ def _start_across(draft: _Draft, found: Survey, joined: groups.Across) -> None:
     )
 
 
-def _assigned(draft: _Draft, version: VersionView, cells: list[int]) -> Assignment:
+def _start_shared(draft: _Draft, found: Survey, place: sharing.Shared) -> None:
+    """Start one beside others that take turns; no device has its memory free."""
+    tier = "warm" if found.version.is_swappable else "resident"
+    assignment = _assigned(draft, found.version, [place.cell], tier)
+    whole = assignment.replica_id == draft.whole
+    here = assignment.node_id, assignment.device_index
+    rejections = tuple(
+        one for one in found.rejections(whole) if (one.node_id, one.device_index) != here
+    )
+    draft.started[assignment.replica_id] = Started(
+        assignment,
+        explain.shared(assignment, place),
+        (place.candidate,),
+        rejections,
+        1,
+        found.ruled_out(),
+    )
+
+
+def _assigned(
+    draft: _Draft, version: VersionView, cells: list[int], tier: str = "resident"
+) -> Assignment:
     """Name the new replica and put it on the workbench."""
     number = draft.numbers[version.version_id] = draft.numbers.get(version.version_id, -1) + 1
     name = version.version_id.replace("@", ".", 1)
@@ -195,6 +224,7 @@ def _assigned(draft: _Draft, version: VersionView, cells: list[int]) -> Assignme
         shards[0].device_index,
         version.spec.gpu_memory,
         shards if len(shards) > 1 else (),
+        tier=tier,
     )
     draft.fleet.add(Resident(assignment, version))
     return assignment
@@ -207,6 +237,7 @@ def _unplaced(draft: _Draft, version: VersionView) -> Unplaced:
     whole = name == draft.whole
     rejections, ruled_out = found.rejections(whole), found.ruled_out()
     reason = explain.unplaced(name, version.spec.gpu_memory, number, ruled_out, rejections)
+    reason += explain.not_shared(version.is_swappable)
     return Unplaced(name, number, _main_code(dict(ruled_out)), reason, rejections)
 
 
@@ -268,12 +299,13 @@ def _evict(draft: _Draft, victim: Resident, winner: VersionView) -> None:
 def _fit_shrunken(draft: _Draft) -> None:
     """Evict from devices that hold more than they have, e.g. after joining with less memory."""
     for slot in draft.fleet.slots.values():
-        while slot.used_bytes > slot.device.capacity_bytes and slot.residents:
+        while sharing.over_bytes(slot) > 0 and slot.residents:
             victim = max(
-                slot.residents.values(),
+                sharing.helpful(slot),
                 key=lambda r: (r.version.rank, r.idle_s, r.assignment.replica_id),
             )
-            end = over_capacity(victim.assignment, slot.used_bytes, slot.device.capacity_bytes)
+            needed = sharing.needed_bytes(slot.residents.values())
+            end = over_capacity(victim.assignment, needed, slot.device.capacity_bytes)
             draft.stopped.append(end)
             _remove(draft, victim)
 

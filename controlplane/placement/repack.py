@@ -114,7 +114,8 @@ def problem(snapshot: FleetSnapshot, missing: Sequence[tuple[str, int]], max_mov
 
 def _is_movable(version: VersionView) -> bool:
     shape = version.shape
-    return shape.num_devices == 1 and not (shape.guaranteed or shape.cpu_milli or shape.host_memory)
+    asks = shape.guaranteed or shape.cpu_milli or shape.host_memory
+    return shape.num_devices == 1 and not asks and not version.is_swappable
 
 
 def _add_moves(stated: Problem, resident: Resident, at: int) -> None:
@@ -193,7 +194,7 @@ def _capacities(stated: Problem) -> Iterator[Bound]:
             slot = stated.fleet.slots[cell]
             unit = max(1, slot.device.capacity_bytes)
             factors = {index: size / unit for index, size in sizes.items()}
-            yield Bound(factors, slot.free_bytes / unit)
+            yield Bound(factors, max(0, slot.free_bytes) / unit)
 
 
 def _meetings(stated: Problem) -> Iterator[Bound]:

@@ -39,7 +39,8 @@ class DeviceView:
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """``status``: ready | suspect | lost, as the log has it. ``cpu_milli`` and ``host_memory`` of 0
-    are not known and bound nothing; ``fabric``: the network (InfiniBand) that joins nodes."""
+    are not known and bound nothing; ``fabric``: the network (InfiniBand) that joins nodes.
+    ``host_bytes`` it keeps for what is swapped out of its devices."""
 
     node_id: NodeId
     devices: tuple[DeviceView, ...]
@@ -49,6 +50,7 @@ class NodeView:
     cpu_milli: int = 0
     host_memory: int = 0
     fabric: str = ""
+    host_bytes: int = 0
 
 
 class Shape(NamedTuple):
@@ -81,6 +83,11 @@ class VersionView:
         """Memory on each of its ``tensor_parallel`` devices."""
         return -(-self.spec.gpu_memory // self.spec.tensor_parallel)
 
+    @property
+    def is_swappable(self) -> bool:
+        """Whether others may have its memory on the device while it is idle."""
+        return self.spec.residency == "swappable"
+
     @cached_property
     def shape(self) -> Shape:
         spec, needs = self.spec, self.spec.needs
@@ -108,11 +115,14 @@ def is_of_class(device: DeviceView, gpu_classes: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AssignedView:
-    """A replica as placed; ``state`` as its node last said, ``idle_s`` since it last worked."""
+    """A replica as placed; ``state`` as its node last said, ``idle_s`` since it last worked.
+    ``charged_bytes``: of its device, as the node counts it; 0: not measured yet."""
 
     assignment: Assignment
     state: str = "pending"
     idle_s: float = 0.0
+    charged_bytes: int = 0
+    is_steady: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Version(Row, frozen=True, kw_only=True):
     disaggregation: str
     guaranteed_percent: int
     needs: Needs
+    residency: str
     created_at: float
     added_at_position: int
     price: Price = FREE
@@ -162,7 +163,7 @@ def _price_set(rows: Rows, event: domain.ModelPriceSet, recorded: Recorded) -> N
 
 PROJECTION = Projection(
     "catalog",
-    5,
+    6,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,

@@ -47,7 +47,8 @@ class Node(Row, frozen=True):
 class Replica(Row, frozen=True):
     """``observed``: pending | downloading | loading | ready | stopping | failed, or None while the
     node has said nothing of it. ``generation``, ``decision_id``: the plan that last wanted it so.
-    ``since``: of ``state``. Sizes in bytes, measured after loading (0: not yet)."""
+    ``since``: of ``state``. ``tier``: as it was placed, resident or warm. Sizes in bytes, measured
+    after loading (0: not yet)."""
 
     indexed: ClassVar = ("node_id", "version_id")
 
@@ -69,6 +70,7 @@ class Replica(Row, frozen=True):
     peak_bytes: int = 0
     load_seconds: float = 0.0
     sha256: str = ""
+    tier: str = "resident"
 
 
 class LoadFailure(Row, frozen=True):
@@ -242,6 +244,7 @@ def _start(rows: Rows, start: Started, event: PlacementDecided, generation: int)
         event.at,
         "assigned",
         start.reason,
+        tier=to.tier,
     )
     _put_replica(rows, replica, event.at)
 
@@ -283,7 +286,7 @@ def _state(rows: Rows, replica: Replica) -> str:
 
 PROJECTION = Projection(
     "fleet",
-    2,
+    3,
     (Node, Replica, LoadFailure),
     {
         domain.NodeJoined: _joined,

@@ -42,6 +42,17 @@ test("telemetry moves the figures without asking the server again", async () => 
   expect(harness.backend.calls.length).toBe(before);
 });
 
+test("each replica's tier is what its node last said", async () => {
+  const harness = await open("/fleet");
+  const socket = greet(harness);
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  expect(within(node).getAllByText("resident").length).toBeGreaterThan(0);
+  const report = telemetry(0.5, 100, 10);
+  const replicas = report.replicas.map((each) => ({ ...each, tier: "host" }));
+  act(() => socket.receive({ ...report, replicas }));
+  within(node).getByText("host");
+});
+
 test("draining asks first, sends the reason and shows the node as draining", async () => {
   const { backend } = await open("/fleet");
   const node = await screen.findByRole("article", { name: "Node n1" });

@@ -4,10 +4,13 @@ Token ids lie in one array and text in one buffer; of each delta only where it b
 kept. A struct per token would be a million objects for the garbage collector at 256 busy streams.
 What is sent again may be cut elsewhere, but never differs::
 
-    record   (0, [5, 9], "Hel")   (2, [7], "lo")   (3, [], "", stop)
-    kept     token_ids 5 9 7      text Hello       starts 0 2 3     ends 3 5 5
-    since(2)    (2, [7], "lo")   (3, [], "", stop)
-    since(0)    (0, [5, 9, 7], "Hello")   (3, [], "", stop)
+    record   (0, [5, 9], "Hel")   (2, [7], "lo", stop)
+    kept     token_ids 5 9 7      text Hello       starts 0 2     ends 3 5
+    since(2)    (2, [7], "lo", stop)
+    since(0)    (0, [5, 9, 7], "Hello", stop)
+
+No delta is cut in two, and the end comes with the last tokens: who has part of a generation has
+the text of exactly the tokens it has, so that it can be continued from them elsewhere.
 """
 
 from array import array
@@ -47,6 +50,7 @@ class Generation:
     lease_s: float = 0.0  # 0: none
     tenant: bytes = b""
     served: Served | None = None  # None: it was refused and never reached an engine
+    num_sent: int = 0  # of its tokens, sent by the replica that it continues; not their text
 
     def record(self, delta: Delta) -> None:
         """Keep what ``delta`` adds."""
@@ -78,28 +82,48 @@ class Generation:
         )
 
     def since(self, index: int) -> Iterator[Delta]:
-        """Everything from token ``index`` on, in deltas of at most RESEND_TOKENS tokens."""
+        """Everything from token ``index`` on, in deltas of about RESEND_TOKENS tokens."""
         total = len(self.token_ids)
-        for start in range(min(index, total), max(total, 1), RESEND_TOKENS):
-            end = min(start + RESEND_TOKENS, total)
-            if start < end:
-                yield self._slice(start, end)
-        if self.terminal:
-            tail = self._text(total, total + 1) if index >= total else ""
+        start = min(index, total)
+        while start < total:
+            end = self._end_of_slice(start)
+            yield self._slice(start, end)
+            start = end
+        if self.terminal and index >= total:
+            text = self._text(total, total + 1)
             yield msgspec.structs.replace(
-                self.terminal, index=total, token_ids=(), text=tail, logprobs=()
+                self.terminal, index=total, token_ids=(), text=text, logprobs=()
             )
+
+    def _end_of_slice(self, start: int) -> int:
+        """Where the last delta ends that begins within RESEND_TOKENS tokens."""
+        at = bisect_left(self.starts, start + RESEND_TOKENS)
+        return self.starts[at] if at < len(self.starts) else len(self.token_ids)
 
     def _slice(self, start: int, end: int) -> Delta:
         is_last = end == len(self.token_ids)
-        return Delta(
+        first, last = start - self.num_sent, end - self.num_sent
+        delta = Delta(
             request_id=self.request_id,
             index=start,
             token_ids=tuple(self.token_ids[start:end]),
             text=self._text(start, end + 1 if is_last else end),
             num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_output_tokens=end,
-            logprobs=tuple(self.logprobs[start:end]),
+            logprobs=tuple(self.logprobs[max(first, 0) : max(last, 0)]),
+        )
+        return self._ended(delta) if is_last and self.terminal else delta
+
+    def _ended(self, delta: Delta) -> Delta:
+        """The last delta of all, with how it ended."""
+        assert self.terminal is not None
+        return msgspec.structs.replace(
+            self.terminal,
+            index=delta.index,
+            token_ids=delta.token_ids,
+            text=delta.text,
+            logprobs=delta.logprobs,
         )
 
     def _text(self, start: int, end: int) -> str:

@@ -28,9 +28,14 @@ times the places that are left (Choudhury and Hahne's dynamic thresholds). With 
 
 Every accepted generation ends with exactly one delta that has a finish reason, also when the
 replica is not there, the worker dies, or the agent ends.
+
+One that another replica began is continued: it counts from the tokens that were sent by then, so
+that indices, counts and what is billed are those of the whole. Each try of a gateway has a request
+id of its own, under one record.
 """
 
 import re
+from array import array
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
@@ -138,6 +143,9 @@ class Inference:
             lease_s=request.lease_s,
             tenant=request.cache_salt,
             record_id=request.record_id,
+            num_cached_tokens=request.num_cached_tokens,
+            token_ids=array("I", request.sent_token_ids),
+            num_sent=len(request.sent_token_ids),
         )
         self._tallies.open(generation)
         self._heard[request.gateway] = now
@@ -164,6 +172,8 @@ class Inference:
             return "invalid_request", f"no latency class {request.latency_class!r}"
         if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:  # nor is it NaN
             return "invalid_request", f"a weight of {request.weight}"
+        if len(request.sent_token_ids) >= max(request.sampling.max_tokens, 1):
+            return "invalid_request", "all tokens that were asked for are there already"
         reason = self._engines.refusal(request.replica_id)
         if reason:
             return "replica_not_ready", reason
@@ -256,11 +266,13 @@ class Inference:
         counts = [one for counted in some for one in counted]
         for start in range(0, max(len(counts), 1), COUNTS_AT_ONCE):
             end = start + COUNTS_AT_ONCE
+            part = counts[start:end]
             answer = Closed(
                 node_id=self._node_id,
                 number=message.number,
-                generations=tuple(counts[start:end]),
+                generations=tuple(part),
                 more=end < len(counts),
+                sent=self._tallies.sent(part),
             )
             await self._publish_counted(
                 subjects.closed(message.asker, self._node_id), codec.encode(answer)

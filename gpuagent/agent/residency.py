@@ -22,7 +22,9 @@ Example, a device of 10 GB and three models of 6, turn 10 s. ``a`` is resident a
     t=15   a is done           a out, c in (b asks too, but c has waited longer);  then b again
 
 What is desired and nobody asks for comes in only where memory is free, the ``warm`` ones first:
-nobody is put out for a guess.
+nobody is put out for a guess. With one exception: what is placed to take turns and was never loaded
+is loaded once, in the place of idle ones, so that it is ready in the host when it is asked for.
+What ``stays`` is put out for nobody, unless the device has less memory than before.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,6 +43,7 @@ class Candidate:
     load, a swap or an end is on its way; it counts as on the device until that is over.
     ``is_busy``: it has unfinished requests. ``waits_since``: when somebody began to wait for it to
     be resident, or None. ``can_park``: it has the host tier (a replica on two workers has not).
+    ``prepares``: it is to be loaded once, though nobody asks yet.
     """
 
     replica_id: str
@@ -56,6 +59,8 @@ class Candidate:
     resident_since: float = 0.0
     warm_rank: int | None = None
     can_park: bool = True
+    stays: bool = False
+    prepares: bool = False
 
     @property
     def rank(self) -> int:
@@ -115,6 +120,9 @@ def decide(
     asking = [each for each in known if each.waits_since is not None and _is_off(each)]
     for each in sorted(asking, key=lambda one: (one.rank, one.waits_since, one.replica_id)):
         _admit(plan, known, each)
+    preparing = [each for each in known if each.prepares and each not in asking and _is_off(each)]
+    for each in sorted(preparing, key=lambda one: (one.rank, one.replica_id)):
+        _prepare(plan, known, each)
     _fill(plan, known)
     _relieve_host(plan, known)
     return Moves(
@@ -160,18 +168,49 @@ def _admit(plan: _Plan, known: list[Candidate], asker: Candidate) -> None:
         return
     missing = asker.num_bytes - max(plan.free[index], 0) - plan.coming[index]
     chosen: list[Candidate] = []
+    host_left = plan.host_free  # by the busy ones; idle ones may go to storage
     for victim in _victims(plan, known, index):
         if missing <= 0:
             break
-        if not victim.is_busy or _must_yield(plan, victim, asker):
-            chosen.append(victim)
-            missing -= victim.num_bytes
+        if victim.stays or (victim.is_busy and not _must_yield(plan, victim, asker, host_left)):
+            continue
+        chosen.append(victim)
+        missing -= victim.num_bytes
+        host_left -= victim.host_bytes if victim.is_busy else 0
     if missing > 0:
         plan.blocked.append(asker.replica_id)
         return
-    for victim in chosen:
+    for victim in sorted(chosen, key=lambda each: not each.is_busy):
         _put_out(plan, known, victim)
     _reserve(plan, index, asker.num_bytes)
+
+
+def _prepare(plan: _Plan, known: list[Candidate], each: Candidate) -> None:
+    """Bring it in where idle ones can go to the host for it, else leave all as it is."""
+    index = each.device_index
+    if index not in plan.free:
+        return
+    if each.num_bytes <= plan.free[index]:  # before whoever left for it is filled in again
+        plan.bring_in.append(each.replica_id)
+        plan.free[index] -= each.num_bytes
+        return
+    missing = each.num_bytes - max(plan.free[index], 0) - plan.coming[index]
+    idle = [
+        victim
+        for victim in _victims(plan, known, index)
+        if victim.can_park and not victim.is_busy and not victim.stays
+    ]
+    host_bytes = 0
+    chosen: list[Candidate] = []
+    while missing > 0 and idle:
+        chosen.append(idle.pop(0))
+        missing -= chosen[-1].num_bytes
+        host_bytes += chosen[-1].host_bytes
+    if missing > 0 or host_bytes > plan.host_free:
+        return
+    for victim in chosen:
+        _put_out(plan, known, victim)
+    _reserve(plan, index, each.num_bytes)
 
 
 def _reserve(plan: _Plan, index: int, num_bytes: int) -> None:
@@ -197,9 +236,9 @@ def _victims(plan: _Plan, known: list[Candidate], index: int) -> list[Candidate]
     return sorted(found, key=lambda each: (each.is_busy, -each.rank, each.used_at, each.replica_id))
 
 
-def _must_yield(plan: _Plan, victim: Candidate, asker: Candidate) -> bool:
+def _must_yield(plan: _Plan, victim: Candidate, asker: Candidate, host_left: int) -> bool:
     """Whether a busy one is put out, to go on later."""
-    if plan.host_free < victim.host_bytes or victim.rank < asker.rank:
+    if host_left < victim.host_bytes or victim.rank < asker.rank:
         return False
     waited = plan.now - (asker.waits_since or plan.now)
     had_turn = min(waited, plan.now - victim.resident_since) >= plan.turn_s
@@ -263,7 +302,7 @@ def _fill(plan: _Plan, known: list[Candidate]) -> None:
             one.replica_id,
         ),
     ):
-        if each.replica_id in plan.drop:
+        if each.replica_id in (*plan.drop, *plan.bring_in):
             continue
         if each.num_bytes <= plan.free.get(each.device_index, -1):
             plan.free[each.device_index] -= each.num_bytes

@@ -14,7 +14,7 @@ was only paused, or the message was slow) does not start, since nothing could bi
 What is kept is bounded; the oldest goes first. A count of 32,768 ended generations is about 10 MB.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -33,6 +33,7 @@ class Tallies:
         self._clock = clock
         self._running: dict[str, Generation] = {}  # and those that ended a short while ago
         self._ended: dict[str, tuple[float, str, Produced]] = {}  # (ended at, gateway, counts)
+        self._sent: dict[str, int] = {}  # of what another replica began: tokens sent by it
         self._choices: dict[str, set[str]] = {}  # of records with several generations
         self._closed: dict[str, float] = {}  # record -> until when it takes no generation
 
@@ -40,6 +41,8 @@ class Tallies:
         """From now on it is known, under its record; a new attempt replaces the one before."""
         self._drop(generation.request_id)
         self._running[generation.request_id] = generation
+        if generation.num_sent:
+            self._sent[generation.request_id] = generation.num_sent
         if generation.record_id:
             self._choices.setdefault(generation.record_id, set()).add(generation.request_id)
 
@@ -84,6 +87,12 @@ class Tallies:
                 age_s = now - ended_at + counts.ran_s
                 yield msgspec.structs.replace(counts, age_s=age_s)
 
+    def sent(self, counts: Iterable[Produced]) -> dict[str, int]:
+        """Of those that another replica began, how many of the tokens are its."""
+        return {
+            c.request_id: self._sent[c.request_id] for c in counts if c.request_id in self._sent
+        }
+
     def forget_old(self) -> None:
         """Call every second."""
         now = self._clock()
@@ -97,6 +106,7 @@ class Tallies:
 
     def _drop(self, request_id: str) -> None:
         _, _, counts = self._ended.pop(request_id, (0.0, "", None))
+        self._sent.pop(request_id, None)
         if counts is None or counts.record_id == request_id:
             return
         choices = self._choices.get(counts.record_id, set())

@@ -108,6 +108,7 @@ class LoadMeter:
             tier=replica.tier,
             num_held=num_held,
             expected_wait_s=round(expected_wait_s, 3),
+            charged_bytes=replica.measured_bytes,
         )
 
     def kv_held_bytes(self, replica_id: str) -> int:

@@ -11,7 +11,7 @@ for the device like one whose requests are held here.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpuagent.agent.engine_host import EngineHost
 from gpuagent.agent.replicas import Replica, ReplicaTable
@@ -38,6 +38,7 @@ class Tiers:
         self._turn_s = turn_s
         self.host_bytes = host_bytes
         self._warm: dict[str, int] = {}
+        self._intended: Mapping[str, str] = {}
         self._held: dict[str, dict[str, Generate]] = {}
         self._since: dict[str, float] = {}  # replica -> when somebody began to wait for it
         self._blocked: tuple[str, ...] = ()
@@ -109,8 +110,10 @@ class Tiers:
     def decide(self, wanted: DesiredState, rooms: dict[int, int], now: float) -> Moves:
         """Who is to move now."""
         self._warm = {name: rank for rank, name in enumerate(wanted.warm)}
+        self._intended = wanted.tiers
         specs = {spec.replica_id: spec for spec in wanted.replicas}
         for each in self._table:
+            each.is_tiered |= wanted.tiers.get(each.spec.replica_id) == "warm"
             each.is_ending = each.state == "stopping" or each.spec != specs.get(
                 each.spec.replica_id
             )
@@ -165,6 +168,8 @@ class Tiers:
             resident_since=replica.resident_since,
             warm_rank=self._warm.get(replica_id),
             can_park=not self._host.is_pair(replica_id),
+            stays=self._intended.get(replica_id) == "resident",
+            prepares=self._intended.get(replica_id) == "warm" and replica.loaded is None,
         )
 
 

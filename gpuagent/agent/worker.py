@@ -15,6 +15,7 @@ and the end of the pipe says the same.
 import ctypes
 import os
 import queue
+import secrets
 import select
 import signal
 import socket
@@ -34,7 +35,13 @@ from gpuagent.agent.exchange import Exchange
 from gpuagent.agent.logs import configure_logging
 from gpuagent.agent.translate import logprob, to_engine
 from gpuagent.agent.turns import Turns
-from gpuagent.engine.request import EngineStats, RequestOutput, RequestRejected
+from gpuagent.engine.request import (
+    Engine,
+    EngineStats,
+    HandOver,
+    RequestOutput,
+    RequestRejected,
+)
 from gpuagent.engine.shared_pool import Lease, SharedPool
 from gpuagent.wire.messages import Delta, Generate, ReplicaSpec
 
@@ -244,7 +251,7 @@ class Worker:
             self._refuse(request, "replica_not_ready", "the replica is not loaded here")
             return
         try:
-            replica.model.engine.add(to_engine(request))
+            _begin(replica.model.engine, request)
             replica.arrivals[request.request_id] = time.monotonic()
         except RequestRejected as error:
             self._refuse(request, error.code, error.message)
@@ -441,6 +448,17 @@ def _loaded(replica_id: str, model: LoadedModel, seconds: float) -> ipc.Loaded:
         warning=model.warning[1],
         workspace_bytes=model.workspace_bytes,
     )
+
+
+def _begin(engine: Engine, request: Generate) -> None:
+    """Queue it, from where another replica left off if one began it; raises RequestRejected."""
+    asked, sent = to_engine(request), request.sent_token_ids
+    if not sent:
+        engine.add(asked)
+        return
+    seed = asked.sampling.seed
+    seed = secrets.randbits(64) if seed is None else seed  # of the rest; any will do
+    engine.adopt(asked, HandOver(sent, seed, 0, request.num_cached_tokens), None)
 
 
 def _lease(model: LoadedModel) -> Lease | None:

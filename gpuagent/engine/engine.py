@@ -235,8 +235,7 @@ class TorchEngine:
         """Queue a request; raises RequestRejected."""
         check_sampling(request.sampling, self._model.vocab_size)
         self._check_tokens(request)
-        if not self._scheduler.has_work():
-            self._counters.last_step_at = time.perf_counter()  # its age begins with the work
+        self._note_begin()
         self._scheduler.add(request)
         seed = request.sampling.seed
         self._live[request.request_id] = self._begin(
@@ -265,7 +264,8 @@ class TorchEngine:
     ) -> bool:
         """Continue a request; see `gpuagent.engine.request.Engine`."""
         check_sampling(request.sampling, self._model.vocab_size)
-        self._check_tokens(request)
+        self._check_tokens(request, state.token_ids)
+        self._note_begin()
         copy = None
         if contents is not None:
             num_tokens = state.num_computed
@@ -282,6 +282,10 @@ class TorchEngine:
         for token in state.token_ids:
             live.detokenizer.push(token)  # its text is delivered already
         return True
+
+    def _note_begin(self) -> None:
+        if not self._scheduler.has_work():
+            self._counters.last_step_at = time.perf_counter()  # its age begins with the work
 
     def _begin(self, request: GenerationRequest, seed: int) -> _Live:
         params = request.sampling
@@ -422,9 +426,9 @@ class TorchEngine:
     def _block_bytes(self) -> int:
         return self.executor.kv_bytes // (self._scheduler.config.num_blocks + 1)  # and the null one
 
-    def _check_tokens(self, request: GenerationRequest) -> None:
+    def _check_tokens(self, request: GenerationRequest, sent: tuple[int, ...] = ()) -> None:
         vocab_size = self._model.vocab_size
-        for token in (*request.prompt_token_ids, *request.sampling.stop_token_ids):
+        for token in (*request.prompt_token_ids, *request.sampling.stop_token_ids, *sent):
             if not 0 <= token < vocab_size:
                 message = f"token {token} is not in the vocabulary of {vocab_size}"
                 raise RequestRejected("invalid_token_id", message)

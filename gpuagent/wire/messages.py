@@ -61,7 +61,10 @@ class DesiredState(Message, frozen=True, kw_only=True):
     ``replicas`` may be more than the devices hold at once: the node keeps what is used on the
     device and the rest in its host memory or on disk (``ReplicaStatus.tier``). ``warm`` names the
     replicas that requests are expected for, the most expected first: they are brought onto the
-    device as far as memory is free, and nobody is put out for them.
+    device as far as memory is free, and nobody is put out for them. ``tiers`` says of replicas that
+    share a device by turns what is intended: warm (prepared once, then swapped in when it is asked
+    for), swappable (may be put out) or resident (never put out for another); without one, the node
+    decides as it sees fit.
     """
 
     cluster_id: str
@@ -71,6 +74,7 @@ class DesiredState(Message, frozen=True, kw_only=True):
     drain: bool = False
     replicas: tuple[ReplicaSpec, ...] = ()
     warm: tuple[str, ...] = ()
+    tiers: dict[str, str] = {}
 
 
 # --- observed state: node -> control plane (KV bucket "observed", key = node id) ---------------
@@ -171,6 +175,7 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
 
     ``tier`` as in ``ReplicaStatus``. ``num_held`` generations wait in the agent for it to become
     resident, which is expected in ``expected_wait_s``; 0 for a resident one.
+    ``charged_bytes`` as in ``ReplicaStatus`` once it was measured, else 0.
     """
 
     replica_id: str
@@ -202,6 +207,7 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     tier: str = ""
     num_held: int = 0
     expected_wait_s: float = 0.0
+    charged_bytes: int = 0
 
 
 class Telemetry(Message, frozen=True, kw_only=True):
@@ -243,6 +249,10 @@ class Generate(Message, frozen=True, kw_only=True):
     many seconds; 0 (older gateways) means never. ``cache_salt`` is the tenant's, and tenants of one
     class share by ``weight``: one with 4 gets four times the tokens of one with 1. ``record_id``
     is the request on record that this is one of several choices of; "": it is the only one.
+
+    A generation that another replica began is continued from ``sent_token_ids``, of which the
+    client has the text: the first delta's index is their number, and ``max_tokens`` and penalties
+    count them. ``num_cached_tokens`` is what that replica had found of the prompt in its cache.
     """
 
     request_id: str
@@ -256,6 +266,8 @@ class Generate(Message, frozen=True, kw_only=True):
     lease_s: float = 0.0
     weight: float = 1.0
     record_id: str = ""
+    sent_token_ids: tuple[int, ...] = ()
+    num_cached_tokens: int = 0
 
 
 class Cancel(Message, frozen=True, kw_only=True):
@@ -310,13 +322,15 @@ class Produced(msgspec.Struct, frozen=True, array_like=True):
 class Closed(Message, frozen=True, kw_only=True):
     """All generations that the node knows of the records it was asked for; none: it knows none.
 
-    ``more``: the rest follows, in as many messages as its size demands.
+    ``more``: the rest follows, in as many messages as its size demands. ``sent``, by request id:
+    how many of the output tokens are those of another replica, which the generation continued.
     """
 
     node_id: str
     number: int
     generations: tuple[Produced, ...] = ()
     more: bool = False
+    sent: dict[str, int] = {}
 
 
 # --- frames: node -> gateway, one message per engine step and gateway --------------------------

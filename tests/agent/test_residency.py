@@ -67,6 +67,15 @@ def test_a_full_host_drops_the_idle_and_never_the_unfinished() -> None:
     assert moves(asks, busy, host=5).blocked == ("asks",), "its requests would have nowhere to be"
 
 
+def test_the_host_has_room_for_the_unfinished_before_it_has_for_the_idle() -> None:
+    asks = one("asks", HOST, 10, host_bytes=0, waits_since=1.0, priority="high")
+    idle, busy = one("idle", num_bytes=5), one("busy", num_bytes=5, is_busy=True)
+    answer = moves(asks, idle, busy, host=6)
+    assert (answer.swap_out, answer.drop) == (("busy",), ("idle",))
+    both = (replace(idle, is_busy=True), busy)
+    assert moves(asks, *both, host=6).blocked == ("asks",), "only one of them has a place to go"
+
+
 def test_free_memory_is_filled_the_expected_first_and_nobody_goes_for_it() -> None:
     cold, warm = one("cold", STORAGE), one("warm", HOST, warm_rank=0)
     assert moves(cold, warm).bring_in == ("warm",)
@@ -166,3 +175,20 @@ def test_whoever_asks_is_resident_in_the_end(drawn: list[Candidate], host: int) 
             if each.tier == RESIDENT:
                 node[name] = replace(each, is_busy=False)
     assert not asking
+
+
+def test_what_takes_turns_is_loaded_once_in_the_place_of_idle_ones() -> None:
+    """So that it is ready in the host; a busy one, and what is to stay, is left alone."""
+    new = one("new", STORAGE, prepares=True)
+    idle = one("idle", host_bytes=6)
+    assert moves(idle, new).swap_out == ("idle",)
+    left = one("idle", HOST, used_at=99.0)
+    assert moves(left, new).bring_in == ("new",), "whoever left for it does not come back first"
+    assert moves(one("idle", host_bytes=6, is_busy=True), new) == Moves()
+    assert moves(one("idle", host_bytes=6, stays=True), new) == Moves()
+    assert moves(idle, one("known", STORAGE)) == Moves(), "loaded before: nobody asks for it"
+
+
+def test_what_is_to_stay_is_put_out_for_nobody() -> None:
+    found = moves(one("kept", stays=True), one("asks", HOST, waits_since=0.0))
+    assert (found.swap_out, found.blocked) == ((), ("asks",))

@@ -175,3 +175,15 @@ def test_the_order_of_candidates_never_matters(candidates: list[ReplicaView]) ->
     assert min(one.cost for one in choice.candidates) == choice.candidates[0].cost
     won = next(view for view in candidates if view.replica_id == choice.replica_id)
     assert won.state == "ready" and won.node_status == "ready"
+
+
+def test_a_replica_that_must_be_swapped_in_is_taken_if_that_is_in_time() -> None:
+    """Its way in counts as seconds of waiting; a resident one is preferred to it, and who cannot
+    wait for it is refused. One that was never loaded is sendable where its node holds requests."""
+    away = replace(A, resident=False, load_seconds=2.0)
+    assert choose([away, B], REQUEST).replica_id == "b"
+    assert choose([away, replace(B, num_waiting=30)], REQUEST).replica_id == "a"
+    held = replace(away, state="pending", is_held=True)
+    assert choose([held], REQUEST).candidates[0].terms["loading"] == 2.0
+    with pytest.raises(NotReady, match="not_resident: resident in about 2 s"):
+        choose([away], replace(REQUEST, max_wait_s=1.0))

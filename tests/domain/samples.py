@@ -37,6 +37,7 @@ GROUP = replace(
     ASSIGNMENT,
     shards=(placement.Shard(NODE, 0), placement.Shard(NodeId("n2"), 3)),
     replaces=ReplicaId("smollm2.v1.g0.0"),
+    tier="warm",
 )
 REJECTION = placement.Rejection(NodeId("n2"), 0, "no_memory", "needs 2 GiB, has 1 GiB")
 CANDIDATE = placement.Candidate(NODE, 0, 0.5, (placement.ScoreTerm("fit", 0.5),))
@@ -99,7 +100,15 @@ SAMPLES: tuple[Event, ...] = (
         (placement.Stopped(ASSIGNMENT, "surplus", "2 run, 1 wanted"),),
         (placement.Unplaced(V1, 1, "no_memory", "fits nowhere", (REJECTION,)),),
         12.0,
-        placement.PlanInputs(((NODE, 0, GIB),), ((R1, 2.5),), (("cuda", 2 * GIB),), 2),
+        placement.PlanInputs(
+            ((NODE, 0, GIB),),
+            ((R1, 2.5),),
+            (("cuda", 2 * GIB),),
+            3,
+            ((NODE, 64 * GIB),),
+            ((R1, GIB),),
+            (R1,),
+        ),
     ),
     REFUSED,
     audit.DashboardUserSaved("ann", "viewer", "operator", "acme", 2.0),

@@ -121,6 +121,7 @@ REPLICA_LOAD = messages.ReplicaLoad(
     tier="storage",
     num_held=3,
     expected_wait_s=2.5,
+    charged_bytes=5,
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
@@ -140,6 +141,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         drain=True,
         replicas=(REPLICA,),
         warm=("chat.1.g7.0",),
+        tiers={"chat.1.g7.0": "warm"},
     ),
     DEVICE,
     STATUS,
@@ -184,11 +186,15 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         lease_s=10.0,
         weight=4.0,
         record_id="req-0",
+        sent_token_ids=(5, 6),
+        num_cached_tokens=2,
     ),
     messages.Cancel(gateway="gw1", request_ids=("req-1", "req-2")),
     messages.Resend(gateway="gw1", requests={"req-1": 4}),
     messages.Close(asker="gw2", number=3, gateway="gw1", record_ids=("req-1", "req-2")),
-    messages.Closed(node_id="n1", number=3, generations=(PRODUCED,), more=True),
+    messages.Closed(
+        node_id="n1", number=3, generations=(PRODUCED,), more=True, sent={"req-1-0": 7}
+    ),
     messages.Frame("n1", "b1", 12, (DELTA,)),
     messages.TokenizerBundle(
         version_id="chat@1",

@@ -27,6 +27,7 @@ from gpuagent.wire.codec import WireError, decode, encode
 RECORDS_AT_ONCE = 1000
 PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 PENDING_BYTES = 32 * 1024 * 1024
+Counted = tuple[messages.Produced, int]  # and how many of its tokens are another replica's
 
 
 class NodeClosing:
@@ -38,7 +39,7 @@ class NodeClosing:
     def __init__(self, bus: Bus, gateway: str, nodes: Callable[[], Mapping[str, bool]]) -> None:
         self._bus, self._name, self._nodes = bus, gateway, nodes
         self._number = 0
-        self._answers: dict[tuple[str, int], list[messages.Produced]] = {}
+        self._answers: dict[tuple[str, int], list[Counted]] = {}
         self._whole: dict[tuple[str, int], asyncio.Event] = {}  # what is waited for just now
         self.num_rejected = 0
 
@@ -59,14 +60,14 @@ class NodeClosing:
             for (node_id, is_expected), counts in zip(nodes.items(), said, strict=True):
                 has_ended = counts is not None and not _running(counts)
                 is_complete &= has_ended or (counts is None and not is_expected)
-                for one in counts or ():
+                for one, num_sent in counts or ():
                     if one.record_id in some_ids:
-                        produced[one.record_id].append(_produced(node_id, one))
+                        produced[one.record_id].append(_produced(node_id, one, num_sent))
         return Answers(dict(produced), is_complete)
 
     async def _ask(
         self, node_id: str, gateway: str, request_ids: tuple[str, ...]
-    ) -> list[messages.Produced] | None:
+    ) -> list[Counted] | None:
         """What the node said last, all of it ended if there was time; None: nothing."""
         said = None
         for pause in PAUSES_S:
@@ -80,7 +81,7 @@ class NodeClosing:
 
     async def _ask_once(
         self, node_id: str, gateway: str, request_ids: tuple[str, ...], patience_s: float
-    ) -> list[messages.Produced] | None:
+    ) -> list[Counted] | None:
         self._number += 1
         key = (node_id, self._number)
         message = messages.Close(
@@ -106,22 +107,23 @@ class NodeClosing:
             self.num_rejected += 1
             return
         key = (node_id, answer.number)
-        is_sound = answer.node_id == node_id and all(map(_is_plausible, answer.generations))
+        counts = [(one, answer.sent.get(one.request_id, 0)) for one in answer.generations]
+        is_sound = answer.node_id == node_id and all(_is_plausible(*one) for one in counts)
         if not is_sound or key not in self._answers:
             self.num_rejected += 1  # forged, or too late
             return
-        self._answers[key].extend(answer.generations)
+        self._answers[key].extend(counts)
         if not answer.more:
             self._whole[key].set()
 
 
-def _running(counts: Iterable[messages.Produced]) -> bool:
-    return any(not one.finish_reason for one in counts)
+def _running(counts: Iterable[Counted]) -> bool:
+    return any(not one.finish_reason for one, _ in counts)
 
 
-def _is_plausible(one: messages.Produced) -> bool:
+def _is_plausible(one: messages.Produced, num_sent: int) -> bool:
     """Whether it can be put on record: a node may say what it likes."""
-    counts = (one.attempt, one.num_output_tokens, one.num_cached_tokens)
+    counts = (one.attempt, one.num_output_tokens, one.num_cached_tokens, num_sent)
     seconds = (one.queue_ms or 0.0, one.age_s, one.ran_s)
     names = one.replica_id + one.error_code
     return (
@@ -133,11 +135,12 @@ def _is_plausible(one: messages.Produced) -> bool:
     )
 
 
-def _produced(node_id: str, one: messages.Produced) -> Produced:
-    choice = one.request_id.removeprefix(f"{one.record_id}-")[:6]
+def _produced(node_id: str, one: messages.Produced, num_sent: int) -> Produced:
+    base = one.request_id.partition("_")[0]  # each later attempt has an id of its own
+    choice = base.removeprefix(f"{one.record_id}-")[:6]
     return Produced(
         node_id=node_id,
-        choice=int(choice) if choice.isdecimal() and one.request_id != one.record_id else -1,
+        choice=int(choice) if choice.isdecimal() and base != one.record_id else -1,
         attempt=one.attempt,
         replica_id=one.replica_id,
         num_output_tokens=one.num_output_tokens,
@@ -147,4 +150,5 @@ def _produced(node_id: str, one: messages.Produced) -> Produced:
         queue_ms=one.queue_ms,
         age_s=one.age_s,
         ran_s=one.ran_s,
+        num_sent_tokens=num_sent,
     )

@@ -21,6 +21,7 @@ from gpuagent.wire import messages as wire
 from gpuagent.wire.codec import decode
 
 REPLICA_STATES = frozenset({"pending", "downloading", "loading", "ready", "stopping", "failed"})
+TIERS = frozenset({"", "resident", "host", "storage"})
 MAX_BYTES = 2**53
 
 
@@ -37,6 +38,7 @@ def desired_to_wire(node: DesiredNode, cluster_id: str) -> wire.DesiredState:
         node_id=node.node_id,
         drain=node.drain,
         replicas=tuple(_replica_to_wire(replica) for replica in node.replicas),
+        tiers={one.replica_id: one.tier for one in node.replicas if one.tier},
     )
 
 
@@ -132,6 +134,7 @@ def node_load(payload: bytes, node_id: str) -> NodeLoad:
 
 def _device_load(load: wire.DeviceLoad) -> DeviceLoad:
     _natural(load.index, load.memory_used_bytes, load.memory_total_bytes, load.foreign_bytes)
+    _natural(load.host_total_bytes)
     _figures(load.utilization, load.temperature_c, load.power_w)
     return DeviceLoad(
         load.index,
@@ -141,6 +144,7 @@ def _device_load(load: wire.DeviceLoad) -> DeviceLoad:
         load.foreign_bytes,
         load.temperature_c,
         load.power_w,
+        load.host_total_bytes,
     )
 
 
@@ -152,7 +156,10 @@ def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
     _natural(load.generated_tokens, load.prompt_tokens, load.cached_tokens)
     engine = (load.num_steps, load.num_swapped_out, load.num_recomputed, load.swapped_bytes)
     guesses = (load.num_drafts, load.num_draft_tokens, load.num_accepted_tokens)
-    _natural(*engine, *guesses)
+    _natural(*engine, *guesses, load.charged_bytes)
+    _figures(load.expected_wait_s)
+    if load.tier not in TIERS:
+        raise Rejected(f"tier {load.tier!r}")
     _figures(load.prefill_tokens_per_s, load.decode_step_s, load.last_step_age_s, load.step_s)
     return ReplicaLoad(
         load.replica_id,
@@ -171,6 +178,9 @@ def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
         load.step_s,
         *engine,
         *guesses,
+        load.tier,
+        load.expected_wait_s,
+        load.charged_bytes,
     )
 
 

@@ -26,7 +26,9 @@ A stream that cannot be completed ends with a terminal delta whose ``error_code`
 The other way round a node must learn when its gateway is gone: ``beat`` renews the lease that each
 order carries, so that a node stops what nobody waits for.
 
-What a node says of a request that was sent to another node is never delivered.
+What a node says of a request that was sent to another node is never delivered. Nor is what it says
+of an attempt that was given up, each of which has an id of its own: a node that was silent for too
+long and then goes on with one is told to stop.
 """
 
 import asyncio
@@ -74,6 +76,8 @@ MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 MAX_RESENDS = 5
 RESEND_EVERY_S = 0.25
 SILENT_S = 3.0
+STRAY_S = 5.0
+MAX_STRAYS = 10_000
 
 Sink = Callable[[Delta], None]
 
@@ -108,7 +112,8 @@ class Transport:
     """All inference of one gateway. Runs in one event loop; ``monotonic`` gives seconds.
 
     ``counts``: frames, deltas, frame_rejected, frame_gap, delta_unknown, delta_repeated,
-    delta_gap, resend, untold, undelivered, and the ``error_code`` of every stream ended here.
+    delta_gap, stray_cancel, resend, untold, undelivered, and the ``error_code`` of every stream
+    ended here.
     """
 
     def __init__(self, bus: Bus, gateway_id: str, monotonic: Callable[[], float]) -> None:
@@ -118,6 +123,7 @@ class Transport:
         self._inbox = ""
         self._decoder = msgspec.msgpack.Decoder(Frame)
         self._asked: set[str] = set()
+        self._strays: dict[str, float] = {}  # requests of nobody: when its node was told to stop
         self._frames: Subscription | None = None
         self.is_behind = False  # more frames have come than the one whose deltas are delivered
         self.counts: Counter[str] = Counter()
@@ -141,12 +147,14 @@ class Transport:
         """Send ``request`` to the node; ``sink`` gets its deltas, the last one terminal.
 
         Raises BusUnavailable at once when disconnected (nothing is queued), RequestTooLarge. The
-        sink is called in the event loop and must not block. A request id sent again (another
-        attempt) belongs to the new node alone from then on.
+        sink is called in the event loop and must not block. A request id sent again belongs to the
+        new node alone from then on. Of a generation that is continued, the first delta's index is
+        the number of tokens sent before.
         """
         client = self._bus.require_connected()
         payload = encode(request)
         self._open(node_id, request.request_id, sink)
+        self._streams[request.request_id].next_index = len(request.sent_token_ids)
         try:
             reply = f"{self._inbox}.{request.request_id}"
             await client.publish(subjects.generate(node_id), payload, reply)
@@ -201,8 +209,9 @@ class Transport:
         self.counts["frames"] += 1
         self.is_behind = self._frames is not None and self._frames.pending_msgs > 0
         missed = self._follow(node_id, frame)
-        for delta in frame.deltas:
-            self._accept(node_id, frame.boot_id, delta)
+        strays = [d for d in frame.deltas if not self._accept(node_id, frame.boot_id, d)]
+        if strays:
+            await self._stop(node_id, strays)
         if missed:
             self._asked |= missed & self._nodes[node_id].request_ids
         if self._asked:
@@ -220,11 +229,23 @@ class Transport:
         self.counts["frame_gap"] += 1
         return set(node.request_ids)
 
-    def _accept(self, node_id: str, boot_id: str, delta: Delta) -> None:
+    async def _stop(self, node_id: str, strays: list[Delta]) -> None:
+        """Nobody waits for these any more: tell the node, once in a while."""
+        now = self._monotonic()
+        running = {delta.request_id for delta in strays if not delta.finish_reason}
+        told = {one for one in running if now - self._strays.get(one, -STRAY_S) >= STRAY_S}
+        if told and len(self._strays) < MAX_STRAYS:
+            self._strays |= dict.fromkeys(told, now)
+            self.counts["stray_cancel"] += len(told)
+            message = Cancel(gateway=self._gateway_id, request_ids=tuple(sorted(told)))
+            await self._tell(subjects.cancel(node_id), encode(message))
+
+    def _accept(self, node_id: str, boot_id: str, delta: Delta) -> bool:
+        """Deliver what fits; False if nobody waits for it."""
         stream = self._streams.get(delta.request_id)
         if stream is None or stream.node_id != node_id:
             self.counts["delta_unknown"] += 1  # released meanwhile, or not this node's to answer
-            return
+            return False
         stream.boot_id = boot_id
         end = delta.index + len(delta.token_ids)
         if delta.index == stream.next_index:
@@ -236,6 +257,7 @@ class Transport:
             self.counts["delta_repeated"] += 1
         else:
             self._fail(delta.request_id, "stream_corrupt", "Tokens overlap those sent before.")
+        return True
 
     def _deliver(self, stream: _Stream, delta: Delta, end: int) -> None:
         self.counts["deltas"] += 1
@@ -295,6 +317,7 @@ class Transport:
         Silence is no fault by itself (a request may wait in a queue), so it fails no stream.
         """
         now = self._monotonic()
+        self._strays = {one: at for one, at in self._strays.items() if now - at < STRAY_S}
         silent: list[str] = []
         for request_id, stream in self._streams.items():
             if now - max(stream.heard_at, stream.asked_at) > SILENT_S:

@@ -76,6 +76,7 @@ class Version(models.Model):
     disaggregation = models.TextField()
     guaranteed_percent = models.IntegerField()
     needs = models.JSONField(default=dict)
+    residency = models.TextField(default="resident")
     created_at = models.FloatField()
     added_at_position = models.BigIntegerField()
     price = models.JSONField(default=dict)
@@ -136,6 +137,7 @@ class Replica(models.Model):
     peak_bytes = models.BigIntegerField()
     load_seconds = models.FloatField()
     sha256 = models.TextField()
+    tier = models.TextField(default="resident")
 
 
 class LoadFailure(models.Model):

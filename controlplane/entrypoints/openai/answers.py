@@ -29,6 +29,7 @@ DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"
 _WAITING = ": waiting reason=engine_queue class=%s weight=%g open=%d waited=%.0fs\n\n"
 
+_MOVING = ": waiting reason=continuation choice=%d attempt=%d class=%s waited=%.0fs\n\n"
 _LOADING = ": waiting reason=model_loading position=%d expected=%.0fs class=%s waited=%.0fs\n\n"
 
 _encode = msgspec.json.Encoder().encode
@@ -239,7 +240,12 @@ class ChunkWriter:
 def heartbeat(call: Call, now: float) -> bytes:
     """A comment. While the model loads it says the request's place among those that wait for it,
     and how long that is expected to take; then, until the first token, what the tenant's own part
-    is, its weight among the tenants of the class and the requests that it has open here."""
+    is, its weight among the tenants of the class and the requests that it has open here; and after
+    it, which choice waits for a replica that continues it."""
+    if call.waiting:
+        part = call.waiting[0]
+        waited = now - (part.course.lost_at or now)
+        return (_MOVING % (part.index, part.attempt + 1, call.job.latency_class, waited)).encode()
     if call.first_at is not None:
         return HEARTBEAT
     job = call.job

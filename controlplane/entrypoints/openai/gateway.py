@@ -139,7 +139,7 @@ class Gateway:
         settings, monotonic = self._settings, self._clock.monotonic
         self.transport = Transport(bus, self.name, monotonic)
         self.limits = self._limits(settings)
-        self.placer = FleetPlacer(self.state, self.loads, self._clock)
+        self.placer = FleetPlacer(self.state, self.loads, self._clock, settings.hold_s)
         self.serving = Serving(
             ledger=self._ledger,
             settler=Settler(self._ledger),
@@ -270,6 +270,8 @@ class Gateway:
             num_running=len(self.serving.calls),
             num_waiting=self.serving.waiting(),
             num_held=self.serving.holds.num_held,
+            num_uncontinued=self.serving.continuations.num_waiting,
+            continued=dict(self.serving.continued),
             num_unsettled=len(self.serving.settler.unsettled),
             num_websockets=self.websockets.num_open,
             log_position=self.live.position,

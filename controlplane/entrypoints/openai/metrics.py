@@ -71,6 +71,8 @@ class Gauges(msgspec.Struct, frozen=True):
     num_running: int = 0
     num_waiting: dict[str, int] = {}  # by latency class
     num_held: int = 0
+    num_uncontinued: int = 0
+    continued: dict[str, int] = {}  # by cause, since the start
     num_unsettled: int = 0
     num_websockets: int = 0
     log_position: int = 0
@@ -214,6 +216,19 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
         "Requests held here until their model is loaded.",
         now.num_held,
     )
+    yield GaugeMetricFamily(
+        "engine_gateway_waiting_continuations",
+        "Choices that were begun and wait for a replica that goes on with them.",
+        now.num_uncontinued,
+    )
+    continued = CounterMetricFamily(
+        "engine_gateway_continuations",
+        "Choices that another replica went on with, by what became of the one before.",
+        labels=["cause"],
+    )
+    for cause, count in now.continued.items():
+        continued.add_metric([cause], count)
+    yield continued
     yield GaugeMetricFamily(
         "engine_gateway_unsettled_requests",
         "Ended requests whose record the store has not taken yet.",

@@ -15,6 +15,7 @@ from controlplane.adapters.natsbus.transport import (
 from controlplane.application.fleet import FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.gaps import gap_of, tried
+from controlplane.application.hold import HOLD_S
 from controlplane.application.inference import Gap, Job, Order, SamplingOptions, Target
 from controlplane.application.ports import Clock
 from controlplane.application.refused import Refused
@@ -29,15 +30,23 @@ LEASE_S = 10.0  # a node ends what it does for a gateway that has been silent fo
 class FleetPlacer:
     """``inference.Placer`` over the log's placement and the nodes' telemetry."""
 
-    def __init__(self, state: FleetState, loads: FleetLoads, clock: Clock) -> None:
+    def __init__(
+        self,
+        state: FleetState,
+        loads: FleetLoads,
+        clock: Clock,
+        deadlines: Mapping[str, float] = HOLD_S,
+    ) -> None:
         self._state, self._loads, self._clock = state, loads, clock
+        self._deadlines = deadlines
         self._monotonic = clock.monotonic
         self._tried: dict[str, Gap | None] = {}
         self._tried_at = -1  # log position
 
     def choose(self, job: Job, excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
         views = self._state.candidates(job.version_id, self._loads, self._monotonic(), num_local)
-        request = RequestView(len(job.prompts[0]), job.max_tokens[0])
+        waits = self._deadlines.get(job.latency_class, HOLD_S["standard"])
+        request = RequestView(len(job.prompts[0]), job.max_tokens[0], waits)
         try:
             choice = choose(views, request, excluded=excluded)
         except NotReady as error:
@@ -52,7 +61,7 @@ class FleetPlacer:
 
     def wait_s(self, version_id: str) -> float | None:
         """With the time until the next try, where failures keep the version away."""
-        expected = self._state.wait_s(version_id, self._clock.now())
+        expected = self._state.wait_s(version_id, self._clock.now(), self._loads)
         gap = self.gap(version_id) if expected is not None else None
         return expected + gap.retry_s if expected is not None and gap and gap.retry_s else expected
 
@@ -101,6 +110,8 @@ class NatsGenerator:
             lease_s=LEASE_S,
             weight=order.weight,
             record_id=order.record_id,
+            sent_token_ids=order.sent_token_ids,
+            num_cached_tokens=order.num_cached_tokens,
         )
         try:
             await self._transport.generate(node_id, message, sink)

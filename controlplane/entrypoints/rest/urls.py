@@ -54,6 +54,7 @@ urlpatterns: list[URLPattern] = [
     path("nodes/<str:node_id>/undrain/", fleet.NodeUndrain.as_view()),
     path("placements/", fleet.Placements.as_view()),
     path("placements/repack/", fleet.PlacementRepack.as_view()),
+    path("placements/what-if/", fleet.PlacementWhatIf.as_view()),
     path("placements/<str:replica_id>/explain/", fleet.PlacementExplanation.as_view()),
     path("decisions/", fleet.Decisions.as_view()),
     path("decisions/<str:decision_id>/", fleet.Decision.as_view()),

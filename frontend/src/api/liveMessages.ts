@@ -26,6 +26,7 @@ const replicaLoad = z.object({
   generated_tokens: z.number().catch(0),
   cached_tokens: z.number().catch(0),
   prompt_tokens: z.number().catch(0),
+  tier: z.string().catch(""),
 });
 
 const telemetry = z.object({

@@ -506,6 +506,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/placements/what-if/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["placements_what_if"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/preloads/": {
         parameters: {
             query?: never;
@@ -1093,6 +1109,7 @@ export interface components {
             shards: components["schemas"]["Shard"][];
             /** @description The replica that leaves once this one is ready. */
             replaces: string | null;
+            tier: components["schemas"]["PlacedTierEnum"];
         };
         /** @description One try of one choice of a request on one replica. */
         Attempt: {
@@ -1379,6 +1396,11 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Event"][];
         };
+        Evicted: {
+            replica_id: string;
+            version_id: string;
+            reason: string;
+        };
         Expected: {
             version_id: string;
             /** Format: double */
@@ -1495,6 +1517,12 @@ export interface components {
             reserved_bytes: unknown;
             /** @description Which rules and weights decided. */
             planner: number;
+            /** @description (node, bytes kept for what is swapped out) */
+            host_bytes: unknown;
+            /** @description (replica, bytes that its node measured) */
+            charged_bytes: unknown;
+            /** @description Swappable replicas that work without a pause. */
+            steady: unknown;
         };
         /** @description ``secret`` is shown this once; a replay by Idempotency-Key says null. */
         IssuedKey: {
@@ -1625,6 +1653,12 @@ export interface components {
          * @enum {string}
          */
         MethodEnum: "arima" | "averages" | "daytime";
+        Missing: {
+            version_id: string;
+            num_missing: number;
+            code: string;
+            reason: string;
+        };
         Model: {
             name: string;
             default_version: string | null;
@@ -1757,6 +1791,18 @@ export interface components {
          * @enum {string}
          */
         PeriodEnum: "day" | "month" | "total";
+        Place: {
+            version_id: string;
+            node_id: string;
+            device_index: number;
+            number: number;
+        };
+        /**
+         * @description * `resident` - resident
+         *     * `warm` - warm
+         * @enum {string}
+         */
+        PlacedTierEnum: "resident" | "warm";
         /**
          * @description * `continuous` - continuous
          *     * `static` - static
@@ -1953,6 +1999,25 @@ export interface components {
             peak_bytes: number;
             /** Format: double */
             load_seconds: number;
+            /**
+             * @description As it was placed; warm: swapped in from host memory when it is asked for.
+             *
+             *     * `resident` - resident
+             *     * `warm` - warm
+             */
+            tier: components["schemas"]["PlacedTierEnum"];
+        };
+        ReplicaLoad: {
+            version_id: string;
+            /** @description Replicas as it is. */
+            before: number;
+            /** @description Replicas after the change. */
+            after: number;
+            /**
+             * Format: double
+             * @description Relative to now.
+             */
+            per_replica: number | null;
         };
         ReplicaPage: {
             next: string | null;
@@ -2032,6 +2097,12 @@ export interface components {
             /** @description What was longer than the 128 KiB that are kept of each. */
             truncated: components["schemas"]["TruncatedEnum"][];
         };
+        /**
+         * @description * `resident` - resident
+         *     * `swappable` - swappable
+         * @enum {string}
+         */
+        ResidencyEnum: "resident" | "swappable";
         /** @description Events and totals of usage are kept for ever, and have no policy. */
         Retention: {
             kind: components["schemas"]["KindEnum"];
@@ -2230,7 +2301,7 @@ export interface components {
         Tenant: {
             tenant_id: string;
             name: string;
-            tier: components["schemas"]["TierEnum"];
+            tier: components["schemas"]["TenantTierEnum"];
             suspended: boolean;
             suspended_reason: string;
             budgets: components["schemas"]["BudgetRule"][];
@@ -2261,6 +2332,13 @@ export interface components {
             results: components["schemas"]["Tenant"][];
             count: number;
         };
+        /**
+         * @description * `free` - free
+         *     * `standard` - standard
+         *     * `premium` - premium
+         * @enum {string}
+         */
+        TenantTierEnum: "free" | "standard" | "premium";
         Ticket: {
             ticket: string;
             /** Format: double */
@@ -2273,13 +2351,6 @@ export interface components {
             reason?: string;
             tenant: string;
         };
-        /**
-         * @description * `free` - free
-         *     * `standard` - standard
-         *     * `premium` - premium
-         * @enum {string}
-         */
-        TierEnum: "free" | "standard" | "premium";
         /**
          * @description * `prompt` - prompt
          *     * `answers` - answers
@@ -2408,6 +2479,13 @@ export interface components {
             /** @description Of a shared device's time, whenever it has work; 0: nothing is promised. */
             guaranteed_percent: number;
             needs: components["schemas"]["Needs"];
+            /**
+             * @description swappable: others may have its memory on the device while it is idle.
+             *
+             *     * `resident` - resident
+             *     * `swappable` - swappable
+             */
+            residency: components["schemas"]["ResidencyEnum"];
             retired: boolean;
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
@@ -2445,6 +2523,8 @@ export interface components {
             /** @description Of a shared device's time; for priority high alone. */
             guaranteed_percent?: number;
             needs?: components["schemas"]["NeedsRequest"];
+            /** @description resident, or swappable below priority high. */
+            residency?: string;
         };
         VersionPage: {
             next: string | null;
@@ -2462,6 +2542,23 @@ export interface components {
          * @enum {string}
          */
         VersionStatusEnum: "ready" | "loading" | "idle" | "unplaced" | "failed" | "retired";
+        /** @description What a changed fleet would look like, by the planner itself; nothing is written. */
+        WhatIf: {
+            /** @description Where the log was forked. */
+            position: number;
+            joined: components["schemas"]["Place"][];
+            left: components["schemas"]["Place"][];
+            evicted: components["schemas"]["Evicted"][];
+            /** @description Where more are missing than as it is. */
+            unplaced: components["schemas"]["Missing"][];
+            /** @description Missing as it is, and placed then. */
+            relieved: components["schemas"]["Fitting"][];
+            /** @description Where the load on a replica changes. */
+            loads: components["schemas"]["ReplicaLoad"][];
+            /** @description Whether the planner came to rest. */
+            settled: boolean;
+            sentences: string[];
+        };
         WouldBeEvent: {
             type: string;
             data: {
@@ -3842,6 +3939,45 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Repack"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    placements_what_if: {
+        parameters: {
+            query?: {
+                /** @description `n9=n1`: like n1. */
+                add_node?: string;
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+                /** @description Times the present requests. */
+                load?: number;
+                lose_node?: string;
+                /** @description Wait up to 2 s until the read model is here. */
+                min_position?: number;
+                /** @description `chat@v2=4`. */
+                replicas?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WhatIf"];
                 };
             };
             "4XX": {

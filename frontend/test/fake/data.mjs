@@ -28,6 +28,7 @@ export function version(model, name, part = {}) {
     swap_bytes: null,
     disaggregation: "none",
     guaranteed_percent: 0,
+    residency: "resident",
     retired: false,
     status: "ready",
     ready_replicas: 1,
@@ -58,6 +59,7 @@ export function replica(version_id, node_id, device_index, memory, part = {}) {
     kv_bytes: 0.8 * GIB,
     peak_bytes: 1.2 * GIB,
     load_seconds: 3.1,
+    tier: "resident",
     ...part,
   };
 }

@@ -240,6 +240,8 @@ class SimulatedEngine:
     ) -> bool:
         """Continue a request; raises RuntimeError if ``contents`` are another's."""
         copy, tokens = None, (*request.prompt_token_ids, *state.token_ids)
+        if not all(0 <= token < self.params.vocab for token in tokens):
+            raise RequestRejected("invalid_token_id", f"ids are below {self.params.vocab}")
         if contents is not None:
             if bytes(contents) != _pattern(tokens[: state.num_computed]):
                 raise RuntimeError("these are not the request's keys and values")

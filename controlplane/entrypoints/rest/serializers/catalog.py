@@ -10,6 +10,7 @@ from controlplane.domain.model import (
     POLICIES,
     PRIORITIES,
     QUANTIZATIONS,
+    RESIDENCIES,
     SPECULATIONS,
 )
 from controlplane.domain.policy import ROLES
@@ -93,6 +94,10 @@ class VersionSerializer(serializers.Serializer[Any]):
         help_text="Of a shared device's time, whenever it has work; 0: nothing is promised."
     )
     needs = NeedsSerializer()
+    residency = serializers.ChoiceField(
+        RESIDENCIES,
+        help_text="swappable: others may have its memory on the device while it is idle.",
+    )
     retired = serializers.BooleanField()
     status = serializers.ChoiceField(VERSION_STATUSES)
     ready_replicas = serializers.IntegerField()
@@ -141,6 +146,7 @@ class VersionOrder(Order):
         required=False, help_text="Of a shared device's time; for priority high alone."
     )
     needs = NeedsSerializer(required=False)
+    residency = Text(required=False, help_text="resident, or swappable below priority high.")
 
 
 class ScaleOrder(Order):

@@ -4,10 +4,18 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.entrypoints.rest.fields import Choice, Query, Text, limit_field, position_field
+from controlplane.entrypoints.rest.fields import (
+    Choice,
+    Query,
+    QueryNumber,
+    Text,
+    limit_field,
+    position_field,
+)
 from controlplane.entrypoints.rest.serializers.common import ListQuery, ReadQuery
 from controlplane.entrypoints.rest.serializers.demand import ScalingSerializer
 
+TIERS = ("resident", "warm")
 NODE_STATUSES = ("ready", "suspect", "lost")
 
 
@@ -49,6 +57,9 @@ class ReplicaSerializer(serializers.Serializer[Any]):
     kv_bytes = serializers.IntegerField()
     peak_bytes = serializers.IntegerField()
     load_seconds = serializers.FloatField()
+    tier = serializers.ChoiceField(
+        TIERS, help_text="As it was placed; warm: swapped in from host memory when it is asked for."
+    )
 
 
 class NodeSerializer(serializers.Serializer[Any]):
@@ -96,6 +107,7 @@ class AssignmentSerializer(serializers.Serializer[Any]):
     replaces = serializers.CharField(
         allow_null=True, help_text="The replica that leaves once this one is ready."
     )
+    tier = serializers.ChoiceField(TIERS)
 
 
 class RejectionSerializer(serializers.Serializer[Any]):
@@ -150,6 +162,9 @@ class InputsSerializer(serializers.Serializer[Any]):
     idle_s = serializers.JSONField(help_text="(replica, seconds since it last worked)")
     reserved_bytes = serializers.JSONField(help_text="(kind of device, bytes kept free)")
     planner = serializers.IntegerField(help_text="Which rules and weights decided.")
+    host_bytes = serializers.JSONField(help_text="(node, bytes kept for what is swapped out)")
+    charged_bytes = serializers.JSONField(help_text="(replica, bytes that its node measured)")
+    steady = serializers.JSONField(help_text="Swappable replicas that work without a pause.")
 
 
 class DecisionSerializer(serializers.Serializer[Any]):
@@ -251,6 +266,56 @@ class RepackSerializer(serializers.Serializer[Any]):
     num_unplaced = serializers.IntegerField(help_text="Replicas that fit nowhere now.")
     placed = FittingSerializer(many=True, help_text="Of these, those that fit after the moves.")
     emptied = ShardSerializer(many=True, help_text="Devices that fall empty.")
+    sentences = serializers.ListField(child=serializers.CharField())
+
+
+class WhatIfQuery(ReadQuery):
+    """Lists are separated by commas; ``as_of`` is where the log is forked."""
+
+    lose_node = Text(required=False, default="", max_length=2000)
+    add_node = Text(required=False, default="", max_length=2000, help_text="`n9=n1`: like n1.")
+    replicas = Text(required=False, default="", max_length=2000, help_text="`chat@v2=4`.")
+    load = QueryNumber(required=False, default=1.0, help_text="Times the present requests.")
+
+
+class PlaceSerializer(serializers.Serializer[Any]):
+    version_id = serializers.CharField()
+    node_id = serializers.CharField()
+    device_index = serializers.IntegerField()
+    number = serializers.IntegerField()
+
+
+class EvictedSerializer(serializers.Serializer[Any]):
+    replica_id = serializers.CharField()
+    version_id = serializers.CharField()
+    reason = serializers.CharField()
+
+
+class MissingSerializer(serializers.Serializer[Any]):
+    version_id = serializers.CharField()
+    num_missing = serializers.IntegerField()
+    code = serializers.CharField()
+    reason = serializers.CharField()
+
+
+class ReplicaLoadSerializer(serializers.Serializer[Any]):
+    version_id = serializers.CharField()
+    before = serializers.IntegerField(help_text="Replicas as it is.")
+    after = serializers.IntegerField(help_text="Replicas after the change.")
+    per_replica = serializers.FloatField(allow_null=True, help_text="Relative to now.")
+
+
+class WhatIfSerializer(serializers.Serializer[Any]):
+    """What a changed fleet would look like, by the planner itself; nothing is written."""
+
+    position = serializers.IntegerField(help_text="Where the log was forked.")
+    joined = PlaceSerializer(many=True)
+    left = PlaceSerializer(many=True)
+    evicted = EvictedSerializer(many=True)
+    unplaced = MissingSerializer(many=True, help_text="Where more are missing than as it is.")
+    relieved = FittingSerializer(many=True, help_text="Missing as it is, and placed then.")
+    loads = ReplicaLoadSerializer(many=True, help_text="Where the load on a replica changes.")
+    settled = serializers.BooleanField(help_text="Whether the planner came to rest.")
     sentences = serializers.ListField(child=serializers.CharField())
 
 

@@ -9,7 +9,7 @@ from rest_framework.response import Response
 from controlplane import bootstrap
 from controlplane.domain import node
 from controlplane.domain.ids import NodeId
-from controlplane.entrypoints.rest import reading, repacking, replaying
+from controlplane.entrypoints.rest import imagining, reading, repacking, replaying
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Query, ReasonOrder
 from controlplane.entrypoints.rest.serializers import fleet as shapes
@@ -73,6 +73,17 @@ class PlacementRepack(ApiView):
         position = reading.wait_for(None)
         made = bootstrap.repack_preview(query["max_moves"], SEARCH_S)
         return Response(repacking.body(made), headers={"X-Log-Position": str(position)})
+
+
+class PlacementWhatIf(ApiView):
+    resource = "placement"
+
+    @read("placements_what_if", shapes.WhatIfSerializer, shapes.WhatIfQuery)
+    def get(self, request: Request) -> Response:
+        query = query_of(request, shapes.WhatIfQuery)
+        position = self.position(query)
+        body = imagining.what_if(query, position if "as_of" in query else None)
+        return Response(body, headers={"X-Log-Position": str(body["position"])})
 
 
 class PlacementExplanation(ApiView):

@@ -4,6 +4,7 @@ import type { Device, Replica } from "@/api/types";
 import { bytes, percent } from "@/ui/format";
 import { Meter, type Segment, StackBar } from "@/ui/Meter";
 import { Status } from "@/ui/Status";
+import { Tier } from "@/ui/Tier";
 import classes from "./Fleet.module.css";
 
 interface DeviceTileProps {
@@ -29,7 +30,8 @@ function segmentsOf({ replicas, load, colors }: DeviceTileProps): Segment[] {
 
 /** One device: who holds its memory, how busy it is, how warm. */
 export function DeviceTile(props: DeviceTileProps) {
-  const { device, replicas, load } = props;
+  const { device, load } = props;
+  const replicas = props.replicas.filter((replica) => replica.tier !== "warm");
   const held = replicas.reduce((sum, replica) => sum + replica.memory_bytes, 0);
   const total = device.memory_bytes;
   return (
@@ -48,7 +50,7 @@ export function DeviceTile(props: DeviceTileProps) {
       <StackBar
         label={`Memory: ${bytes(held)} of ${bytes(total)} held by ${replicas.length} replicas`}
         total={total}
-        segments={segmentsOf(props)}
+        segments={segmentsOf({ ...props, replicas })}
       />
       <Load load={load} />
       <ReplicaList {...props} />
@@ -85,6 +87,9 @@ function ReplicaList({ replicas, colors }: DeviceTileProps) {
             aria-hidden
           />
           <span className={`mono ${classes.replicaName}`}>{replica.version_id}</span>
+          <span className={classes.soft}>
+            <Tier replica={replica} />
+          </span>
           <Status value={replica.state} />
         </li>
       ))}

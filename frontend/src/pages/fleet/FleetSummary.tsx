@@ -23,7 +23,8 @@ export function FleetSummary({ nodes }: { nodes: Node[] }) {
   const past = useAsOf() !== undefined;
   const ready = nodes.filter((node) => node.status === "ready" && !node.draining).length;
   const replicas = nodes.flatMap((node) => node.replicas);
-  const held = sum(replicas.map((replica) => replica.memory_bytes));
+  const resident = replicas.filter((replica) => replica.tier !== "warm");
+  const held = sum(resident.map((replica) => replica.memory_bytes));
   const memory = sum(nodes.flatMap((node) => node.devices.map((device) => device.memory_bytes)));
   return (
     <div className={classes.summary}>

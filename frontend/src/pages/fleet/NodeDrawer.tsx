@@ -10,6 +10,7 @@ import { Id } from "@/ui/Id";
 import { Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
+import { Tier } from "@/ui/Tier";
 import { Time } from "@/ui/Time";
 
 export function NodeDrawer({ node, onClose }: { node: Node | undefined; onClose: () => void }) {
@@ -118,6 +119,7 @@ const REPLICA_COLUMNS: Column<Replica>[] = [
   { title: "Wanted", cell: (replica) => (replica.desired ? "yes" : "no") },
   { title: "Accepted", cell: (replica) => (replica.acked ? "yes" : "not yet") },
   { title: "Reports", cell: (replica) => <Status value={replica.observed ?? "nothing yet"} /> },
+  { title: "Tier", cell: (replica) => <Tier replica={replica} /> },
   { title: "Memory", right: true, cell: (replica) => bytes(replica.memory_bytes) },
   { title: "Since", minor: true, cell: (replica) => <Time at={replica.since} /> },
 ];

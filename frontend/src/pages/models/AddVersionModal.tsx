@@ -21,6 +21,7 @@ const FIRST = {
   disaggregation: "none",
   priority: "normal",
   guaranteed_percent: 0,
+  residency: "resident",
   min_replicas: 1,
   max_replicas: 1,
 };
@@ -33,10 +34,10 @@ function nextSpec({ versions }: Model): Spec {
   if (newest === undefined) return FIRST;
   const { source, gpu_memory, max_batch, max_prompt_tokens, max_output_tokens } = newest;
   const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens };
-  const { quantization, kv_cache_dtype, policy, priority, guaranteed_percent } = newest;
+  const { quantization, kv_cache_dtype, policy, priority, guaranteed_percent, residency } = newest;
   const { speculation, draft_model, disaggregation } = newest;
   const engine = { quantization, kv_cache_dtype, policy, speculation, draft_model, disaggregation };
-  const share = { priority, guaranteed_percent };
+  const share = { priority, guaranteed_percent, residency };
   return { ...FIRST, version: nextName(newest.version), source, ...limits, ...engine, ...share };
 }
 
@@ -121,6 +122,7 @@ const CHOICES: [keyof Spec, string, string[]][] = [
   ["speculation", "Speculation", ["none", "ngram", "draft"]],
   ["disaggregation", "Disaggregation", ["none", "prefill-decode"]],
   ["priority", "Priority", ["high", "normal", "best-effort"]],
+  ["residency", "Residency", ["resident", "swappable"]],
 ];
 
 function ChoiceFields({ spec, change }: FieldsProps) {

@@ -7,6 +7,7 @@ import { Id } from "@/ui/Id";
 import { Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
+import { Tier } from "@/ui/Tier";
 import { Time } from "@/ui/Time";
 
 /** Where the model's replicas run; absent while it has none. */
@@ -29,6 +30,7 @@ export function InstancesSection({ model }: { model: Model }) {
 const COLUMNS: Column<Replica>[] = [
   { title: "Replica", cell: (replica) => <Id value={replica.replica_id} /> },
   { title: "State", cell: (replica) => <Status value={replica.state} /> },
+  { title: "Tier", cell: (replica) => <Tier replica={replica} /> },
   {
     title: "Node",
     cell: ({ node_id, device_index }) => (

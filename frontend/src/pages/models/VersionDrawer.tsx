@@ -67,6 +67,7 @@ function specification(version: Version): [string, React.ReactNode][] {
       "Guaranteed",
       version.guaranteed_percent ? `${version.guaranteed_percent} % of the device` : "–",
     ],
+    ["Residency", version.residency],
     ["Batching", version.policy],
     ["Isolation", colocation.isolation],
     ["Labels", colocation.labels?.join(", ") || "–"],

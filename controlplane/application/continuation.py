@@ -1,0 +1,160 @@
+"""A generation whose replica is gone goes on with another one, from the tokens that were sent.
+
+What a client was sent is known here to the token, so another replica of the version gets prompt and
+tokens, computes them as one prompt, and goes on as if it had been preempted there: the draw at an
+index is the seed's at that index, penalties and ``max_tokens`` count what was sent, and a stop
+string or a character may begin before the cut and end after it::
+
+    attempt 1   n1   prompt of 40, max_tokens 100     tokens 0 to 29     n1 is killed
+    (15 s)           nobody hears n1
+    attempt 2   n2   prompt of 40, sent 30            tokens 30 to 69    its worker is killed
+    (8 s)            no other replica: ": waiting reason=continuation …" until n2 has one again
+    attempt 3   n2   prompt of 40, sent 70            tokens 70 to 99, length
+
+On record that is one request with three attempts of 30, 40 and 30 tokens. Each has a request id of
+its own on the bus, so nothing that an earlier one still says is taken for the present one's.
+
+It has bounds. A choice is moved ``MAX_CONTINUATIONS`` times; attempts that were refused before they
+began do not count. One that dies with its engine before its first token, and then does so again, is
+not tried a third time: it may be what kills them. Without a replica it waits as long as its class
+waits for a model to load, from the loss on. What had no token yet is sent elsewhere at once, or
+fails: its client can ask again, and nothing is lost.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from controlplane.application.hold import HOLD_S
+from controlplane.application.inference import Placer
+from controlplane.application.refused import Refused
+
+if TYPE_CHECKING:
+    from controlplane.application.call import Call, Part
+
+MAX_CONTINUATIONS = 3
+MAX_ATTEMPTS = 3  # of what has no token yet
+MAX_STILLBORN = 2  # attempts whose engine died before their first token
+REST_S = 3.0  # a replica that failed is not asked again before its telemetry can say so
+POLL_S = 0.1
+
+# The replica's queue, or the tenant's part of it; said as it is, and another replica may have room.
+QUEUE_FULL = frozenset({"overloaded", "tenant_queue_full"})
+REFUSED = QUEUE_FULL | {"replica_not_ready", "node_unreachable", "not_sent"}
+ENGINE_LOST = frozenset({"engine_lost", "worker_lost", "replica_lost", "worker_died"})
+RETIRED = "replica_retired"  # the replica was to end, and its time to finish was over
+SILENT = "engine_silent"  # no token for too long, from a node that is heard
+MOVABLE = (
+    REFUSED
+    | ENGINE_LOST
+    | {RETIRED, SILENT, "node_lost", "node_restarted", "stream_corrupt", "cancelled"}
+)
+_WAITED_FOR = frozenset({"model_not_ready", "bus_unavailable"})
+
+_log = logging.getLogger(__name__)
+
+
+def cause_of(finish_reason: str, error_code: str) -> str:
+    """Why an attempt that ended so is to be followed by another one; "" if it is not.
+
+    A cancellation that nobody here asked for is a node's whose lease of this gateway ran out.
+    """
+    cause = "cancelled" if finish_reason == "cancelled" else error_code
+    return cause if finish_reason in ("error", "cancelled") and cause in MOVABLE else ""
+
+
+@dataclass(slots=True)
+class Course:
+    """What has become of a choice's attempts; times are monotonic seconds."""
+
+    num_lost: int = 0
+    num_stillborn: int = 0
+    cause: str = ""  # of a loss that no attempt has followed yet
+    lost_at: float | None = None  # since when nothing new has come
+    failed: dict[str, float] = field(default_factory=dict)  # replica -> when
+
+    def lose(self, cause: str, num_new: int, attempt: int, has_tokens: bool, now: float) -> bool:
+        """An attempt that brought ``num_new`` tokens is over; whether another may follow."""
+        if num_new or self.lost_at is None:
+            self.lost_at = now
+        if cause in REFUSED and not num_new:
+            return has_tokens or attempt < MAX_ATTEMPTS
+        self.num_lost, self.cause = self.num_lost + 1, cause
+        self.num_stillborn += cause in ENGINE_LOST and not num_new
+        if self.num_stillborn >= MAX_STILLBORN:
+            return False
+        return self.num_lost <= MAX_CONTINUATIONS if has_tokens else attempt < MAX_ATTEMPTS
+
+    def excluded(self, has_tokens: bool, now: float) -> frozenset[str]:
+        """Replicas not to be asked now; what may wait tries one that failed again later."""
+        if not has_tokens:
+            return frozenset(self.failed)
+        return frozenset(one for one, at in self.failed.items() if now - at < REST_S)
+
+
+class Continuations:
+    """Choices that no replica takes for the moment; of one gateway, in its event loop.
+
+    ``send`` sends one again and raises Refused; ``give_up`` ends it.
+    """
+
+    def __init__(
+        self,
+        placer: Placer,
+        monotonic: Callable[[], float],
+        send: "Callable[[Call, Part], Awaitable[None]]",
+        give_up: "Callable[[Call, Part], None]",
+        deadlines: Mapping[str, float] = HOLD_S,
+    ) -> None:
+        self._placer, self._monotonic = placer, monotonic
+        self._send, self._give_up, self._deadlines = send, give_up, deadlines
+        self._waiting: list[tuple[Call, Part]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def take(self, call: "Call", part: "Part", refusal: Refused) -> bool:
+        """Whether ``part``, which was refused so, waits for a replica."""
+        if not self._may_wait(call, part, refusal):
+            return False
+        self._waiting.append((call, part))
+        call.wait_for(part)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain())
+        return True
+
+    def _may_wait(self, call: "Call", part: "Part", refusal: Refused) -> bool:
+        job, lost_at = call.job, part.course.lost_at
+        if call.first_at is None or lost_at is None or refusal.code not in _WAITED_FOR:
+            return False
+        gap = self._placer.gap(job.version_id)
+        if self._placer.gone(job.version_id) is not None or (gap is not None and gap.lasts):
+            return False
+        allowed = self._deadlines.get(job.latency_class, HOLD_S["standard"])
+        return self._monotonic() < lost_at + allowed
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(POLL_S)
+            waiting, self._waiting = self._waiting, []
+            for call, part in waiting:
+                await self._try(call, part)
+
+    async def _try(self, call: "Call", part: "Part") -> None:
+        """Send it, keep it waiting, or end it; nothing if its call has ended."""
+        if call.error is not None or call.is_finished:
+            return
+        try:
+            await self._send(call, part)
+        except Refused as refusal:
+            if self._may_wait(call, part, refusal):
+                self._waiting.append((call, part))
+            else:
+                self._give_up(call, part)
+        except Exception:
+            _log.exception("request %s could not be continued", call.job.request_id)
+            self._give_up(call, part)
