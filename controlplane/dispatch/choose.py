@@ -106,7 +106,7 @@ TERMS = (
 )
 
 
-class Scored(msgspec.Struct, frozen=True):
+class Scored(msgspec.Struct, frozen=True, gc=False):
     """A replica that could take the request; ``figures`` are the values of ``TERMS``, which add up
     as the module docstring says."""
 
@@ -121,7 +121,7 @@ class Scored(msgspec.Struct, frozen=True):
         return dict(zip(TERMS, self.figures, strict=True))
 
 
-class RejectedReplica(msgspec.Struct, frozen=True):
+class RejectedReplica(msgspec.Struct, frozen=True, gc=False):
     replica_id: str
     node_id: str
     code: str
@@ -246,9 +246,10 @@ def _refusal(
             f"resident in about {view.load_seconds:.0f} s, "
             f"the request waits {request.max_wait_s:g} s"
         )
-    needed = -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
-    if view.num_blocks and needed > view.num_blocks:
-        return "kv_too_small", f"needs {needed} KV blocks, the replica has {view.num_blocks}"
+    if view.num_blocks:
+        needed = -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
+        if needed > view.num_blocks:
+            return "kv_too_small", f"needs {needed} KV blocks, the replica has {view.num_blocks}"
     return None
 
 

@@ -46,7 +46,7 @@ def shards_of(placed: Assignment, tensor_parallel: int) -> tuple[Shard, ...]:
     )
 
 
-class Rejection(msgspec.Struct, frozen=True):
+class Rejection(msgspec.Struct, frozen=True, gc=False):
     """Why a device was not chosen: a stable code, and the figures behind it."""
 
     node_id: NodeId
@@ -55,12 +55,12 @@ class Rejection(msgspec.Struct, frozen=True):
     detail: str
 
 
-class ScoreTerm(msgspec.Struct, frozen=True):
+class ScoreTerm(msgspec.Struct, frozen=True, gc=False):
     name: str
     value: float
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A feasible device with its score; higher is better."""
 
     node_id: NodeId

@@ -14,7 +14,7 @@ computes again only the rows that changed since: placing the thousandth model of
 looks at one row, not at the fleet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,19 +94,18 @@ class Board:
         cpu, memory = self.cpu[node], self.memory[node]
         return Host(cpu, memory), Host(cpu - shape.cpu_milli, memory - shape.host_memory)
 
-    def set_row(self, row: int, columns: Sequence[Figures]) -> None:
-        """What the row's devices hold now."""
-        width = len(columns)
-        if width:
-            free, guaranteed, compute, swappable, *by_rank = zip(*columns, strict=True)
-            self.free[row, :width] = free
+    def set_devices(self, devices: Iterable[tuple[int, Figures]]) -> None:
+        """What the devices of some cells hold now."""
+        rows = set()
+        for cell, (free, guaranteed, compute, swappable, *by_rank) in devices:
+            at = row, _ = divmod(cell, self.width)
+            self.row_free[row] += free - int(self.free[at])
+            self.free[at], self.guaranteed[at], self.compute[at] = free, guaranteed, compute
+            self.num_swappable[at] = swappable
+            self.by_rank[:, *at] = by_rank
+            rows.add(row)
+        for row in rows:
             self.alone[row] = self.typical.alone(self.free[row], self.kind[row])
-            self.row_free[row] = sum(free)
-            self.guaranteed[row, :width] = guaranteed
-            self.compute[row, :width] = compute
-            self.num_swappable[row, :width] = swappable
-            self.by_rank[:, row, :width] = by_rank
-        self.ranking.changed.append(row)
 
     def is_of_class(self, shape: Shape) -> Array:
         """``[rows, width]``."""
@@ -194,15 +193,15 @@ def evaluate(board: Board, shape: Shape, rows: Any, barred: Array | None = None)
     may not be in a group."""
     code = _codes(board, shape, rows)
     free, kind, alone = board.free[rows], board.kind[rows], board.alone[rows]
-    hosts = board.hosts(rows, shape)
     if shape.num_devices == 1:
+        hosts = board.hosts(rows, shape) if board.typical.num_others else ()
         lost = board.typical.lost_by_one(free, kind, hosts, shape.shard_bytes, alone)
         return Standing(code, _stranded(board, lost, shape), None)
     usable = (code == _FREE) if barred is None else (code == _FREE) & ~barred
     group = _groups(board, shape, rows, usable, code)
     taken = np.zeros(free.shape, np.int64)
     np.put_along_axis(taken, group, shape.shard_bytes, axis=1)
-    lost = board.typical.lost_by_group(free, kind, hosts, taken)[:, None]
+    lost = board.typical.lost_by_group(free, kind, board.hosts(rows, shape), taken)[:, None]
     return Standing(code, np.repeat(_stranded(board, lost, shape), board.width, axis=1), group)
 
 

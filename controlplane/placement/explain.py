@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from controlplane.domain.placement import Assignment, Candidate, PlacementDecided, Rejection
@@ -29,6 +30,7 @@ SENTENCES = {
 }
 
 
+@lru_cache(maxsize=4096)
 def bytes_text(num_bytes: int) -> str:
     """``bytes_text(1610612736) == "1.5 GiB"``."""
     value = float(num_bytes)

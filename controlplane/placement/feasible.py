@@ -108,7 +108,7 @@ class Fleet:
 
     def __init__(self, snapshot: FleetSnapshot) -> None:
         self.now = snapshot.now
-        self._board, self._stale = Board(snapshot), set[int]()
+        self._board, self._stale = Board(snapshot), set[int]()  # cells
         self.slots: dict[int, Slot] = {}
         for row, (node, devices) in enumerate(self._board.rows):
             for column, device in enumerate(devices):
@@ -132,14 +132,10 @@ class Fleet:
     @property
     def board(self) -> Board:
         """All devices as arrays, brought up to date with what was added and removed."""
-        board, width = self._board, self._board.width
-        if not self._stale:
-            return board
-        for row in sorted(self._stale):
-            cells = range(row * width, row * width + len(board.rows[row][1]))
-            board.set_row(row, [self.slots[cell].figures for cell in cells])
-        self._stale.clear()
-        return board
+        if self._stale:
+            self._board.set_devices((cell, self.slots[cell].figures) for cell in self._stale)
+            self._stale.clear()
+        return self._board
 
     def span(self, placed: Assignment, version: VersionView) -> list[Slot]:
         """The devices that a replica holds, of those that there are."""
@@ -164,7 +160,8 @@ class Fleet:
         num_bytes = resident.num_bytes
         for slot in span:
             slot.take(resident, num_bytes, sign)
-            self._stale.add(slot.cell // self._board.width)
+            self._stale.add(slot.cell)
+            self._board.ranking.changed.append(slot.cell // self._board.width)
         if version.shape.cpu_milli or version.shape.host_memory:
             self._take_host(span, version, sign)
         if version.shape.compute:
@@ -184,7 +181,7 @@ class Fleet:
             node = board.node[slot.cell // board.width]
             board.cpu[node] -= sign * -(-shape.cpu_milli // shape.num_devices)
             board.memory[node] -= sign * -(-shape.host_memory // shape.num_devices)
-            self._stale.update(self.rows_of_node[slot.node.node_id])
+            board.ranking.changed += self.rows_of_node[slot.node.node_id]
 
     def slots_of_node(self, node_id: str) -> Iterator[Slot]:
         """The node's devices."""
@@ -202,6 +199,8 @@ class Fleet:
         """The cells with a resident that the version must not share a device with, but for its
         own replicas; ascending."""
         beside = version.spec.colocation
+        if not beside.anti_affinity and not beside.labels:
+            return []
         found: set[int] = set()
         for names, table in (
             (beside.anti_affinity, self.labelled),
@@ -289,10 +288,12 @@ def _full(
     gone = [slot.residents[one] for one in without if one in slot.residents]
     free = slot.free_bytes + sum(one.num_bytes for one in gone)
     if version.shard_bytes > free:
-        return "insufficient_memory", (
-            f"needs {bytes_text(version.shard_bytes)}, {bytes_text(max(0, free))} is free"
-        )
+        return "insufficient_memory", too_full(version, free)
     return _host(fleet, slot, version, gone)
+
+
+def too_full(version: VersionView, free_bytes: int) -> str:
+    return f"needs {bytes_text(version.shard_bytes)}, {bytes_text(max(0, free_bytes))} is free"
 
 
 def _host(

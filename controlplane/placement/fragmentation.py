@@ -96,12 +96,12 @@ class Typical:
         return free * self.worth[kind, index]
 
     def lost_by_one(
-        self, free: Array, kind: Array, hosts: tuple[Host, Host], size: int, alone: Array
+        self, free: Array, kind: Array, hosts: Sequence[Host], size: int, alone: Array
     ) -> Array:
         """U before - U after ``size`` bytes of one device are taken, by device: ``[R, W]``.
 
-        ``hosts``: before and after; ``alone`` is that of ``free``. Devices with less than ``size``
-        have no meaning.
+        ``hosts``: before and after, not looked at if all shapes are simple; ``alone`` is that of
+        ``free``. Devices with less than ``size`` have no meaning.
         """
         lost = alone - self.alone(free - size, kind)
         if not self.num_others:

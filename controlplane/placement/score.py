@@ -103,18 +103,24 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """Term by term, for those that are stored."""
     width = scores.shape[1]
-    steps = [(term, term.shape[0] > 1, term.shape[1] > 1) for term in found]
-    made = []
-    for cell in cells:
-        slot, (row, column) = fleet.slots[cell], divmod(cell, width)
-        values = [
-            0.0 if term is _NOTHING else float(term[row * tall, column * wide])
-            for term, tall, wide in steps
-        ]
-        named = tuple(map(ScoreTerm, Terms._fields, values))
-        value = float(scores[row, column])
-        made.append(Candidate(slot.node.node_id, slot.device.index, value, named))
-    return tuple(made)
+    columns = [
+        _stored(name, term, width, cells) for name, term in zip(Terms._fields, found, strict=True)
+    ]
+    values = scores.reshape(-1).take(cells).tolist()
+    slots = [fleet.slots[cell] for cell in cells]
+    return tuple(
+        Candidate(slot.node.node_id, slot.device.index, value, named)
+        for slot, value, named in zip(slots, values, zip(*columns, strict=True), strict=True)
+    )
+
+
+def _stored(name: str, term: Array, width: int, cells: Sequence[int]) -> list[ScoreTerm]:
+    """One term of each of the cells; it may be of a whole row, or of the whole fleet."""
+    if term is _NOTHING:
+        return [_NONE[name]] * len(cells)
+    if term.shape[1] == 1:
+        cells = [cell // width for cell in cells]
+    return [ScoreTerm(name, float(value)) for value in term.reshape(-1).take(cells).tolist()]
 
 
 def _by_row(
@@ -142,6 +148,7 @@ def _affinity(fleet: Fleet, version: VersionView) -> Array:
 
 
 _NOTHING = np.zeros((1, 1))
+_NONE = {name: ScoreTerm(name, 0.0) for name in Terms._fields}
 
 
 def _balance(board: Board, shape: Shape, free_after: Array, link_after: Array) -> Array:

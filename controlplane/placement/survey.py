@@ -18,7 +18,7 @@ import numpy as np
 
 from controlplane.domain.placement import Candidate, Rejection
 from controlplane.placement.board import CODES, Standing, evaluate
-from controlplane.placement.feasible import Fleet, Slot, rejection
+from controlplane.placement.feasible import Fleet, Slot, rejection, too_full
 from controlplane.placement.fragmentation import Array
 from controlplane.placement.score import Terms, candidates, score, terms
 from controlplane.placement.snapshot import VersionView
@@ -72,9 +72,8 @@ class Survey:
 
     def rejections(self, whole: bool = False) -> tuple[Rejection, ...]:
         """In the order of cells; of a large fleet a few of each code, unless it is to be whole."""
-        cells = np.flatnonzero(self.code)
         is_cut = not whole and not self._is_small
-        kept = _few_of_each(self.code, cells) if is_cut else cells.tolist()
+        kept = _few_of_each(self.code) if is_cut else np.flatnonzero(self.code).tolist()
         slots = self.fleet.slots
         return tuple(self._rejection(slots[cell]) for cell in kept if cell in slots)
 
@@ -96,6 +95,8 @@ class Survey:
     def _rejection(self, slot: Slot) -> Rejection:
         name = _name(int(self.code[slot.cell]))
         where = slot.node.node_id, slot.device.index
+        if name == "insufficient_memory":  # most are
+            return Rejection(*where, name, too_full(self.version, slot.free_bytes))
         if name == "too_few_free":
             return Rejection(
                 *where, name, f"needs {self.version.shape.num_devices} like it on its link"
@@ -132,8 +133,9 @@ def survey(fleet: Fleet, version: VersionView) -> Survey:
 def _barred(fleet: Fleet, version: VersionView) -> dict[int, int]:
     """Cells excluded for this very version, with the code; the weightiest is written last."""
     barred = dict.fromkeys(fleet.unwanted_beside(version), _APART)
-    holding = fleet.holding.get(version.version_id, Counter[int]())
-    barred.update((cell, _HERE) for cell, number in holding.items() if number > 0)
+    holding = fleet.holding.get(version.version_id)
+    if holding:
+        barred.update((cell, _HERE) for cell, number in holding.items() if number > 0)
     width = fleet.board.width
     for failure in fleet.failures.get(version.version_id, ()):
         for row in fleet.rows_of_node.get(failure.node_id, ()):
@@ -169,15 +171,13 @@ def _without(
     return Standing(code, stranded, group, standing.seen)
 
 
-def _few_of_each(code: Array, cells: Array) -> list[int]:
-    """The first ``FEW_REJECTIONS`` of ``cells`` with each code."""
-    seen: dict[int, int] = {}
-    few = []
-    for cell, one in zip(cells.tolist(), code[cells].tolist(), strict=True):
-        seen[one] = number = seen.get(one, 0) + 1
-        if number <= FEW_REJECTIONS:
-            few.append(cell)
-    return few
+def _few_of_each(code: Array) -> list[int]:
+    """The first ``FEW_REJECTIONS`` cells with each code, in the order of cells."""
+    few: list[int] = []
+    for one, number in enumerate(np.bincount(code).tolist()):
+        if one != _FREE and number:
+            few += (code == one).nonzero()[0][:FEW_REJECTIONS].tolist()
+    return sorted(few)
 
 
 def _highest(scores: Array, number: int) -> list[int]:

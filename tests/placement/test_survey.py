@@ -115,8 +115,9 @@ def test_what_is_kept_between_placements_is_what_a_new_workbench_finds(
         if residents:
             bench.remove(residents.pop(sorted(residents)[choice % len(residents)]))
     fresh = Fleet(snapshot)
-    for resident in residents.values():
-        fresh.add(resident)
+    for view in after(snapshot, plan(snapshot, 2)).assigned:  # a neighbour named is the first one
+        if view.assignment.replica_id in residents:
+            fresh.add(residents[view.assignment.replica_id])
     assert placed == list(fresh.slots)
     for wanted in snapshot.versions:
         old, new = survey(bench, wanted), survey(fresh, wanted)
