@@ -47,6 +47,7 @@ from controlplane.domain.decider import Command, Decider, Event, fold
 from controlplane.domain.errors import Conflict, Invalid
 from controlplane.domain.ids import TenantId
 from controlplane.domain.model import Access, AddVersion, Colocation, Model, Needs, VersionSpec
+from controlplane.domain.route import Route
 from controlplane.domain.tenant import Tenant
 
 FORMAT = 1
@@ -103,7 +104,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_cache_dtype: str = "auto"
     priority: str = "normal"
     replicas: Replicas | None = None
-    min_replicas: int = 1
+    min_replicas: int | None = None
     max_replicas: int | None = None
     policy: str = "continuous"
     colocation: _Colocation = _Colocation()
@@ -143,10 +144,11 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``suspended``: why it is; left out or null, nothing is said of it; false: it is not."""
+    """``suspended``: why it is; left out or null, nothing is said of it; false: it is not. A new
+    tenant of which no tier is said is ``standard``."""
 
     name: str
-    tier: str = "standard"
+    tier: str | None = None
     suspended: str | bool | None = None
     budgets: tuple[BudgetEntry, ...] = ()
     keys: tuple[KeyEntry, ...] = ()
@@ -155,7 +157,7 @@ class TenantEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RouteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arms: tuple[_Arm, ...]
-    sticky: bool = True
+    sticky: bool | None = None  # of a new route: true
 
 
 class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,8 +239,10 @@ OWN_FORM = ("gpu_memory", "swap_bytes", "min_replicas", "max_replicas", "colocat
 
 
 def spec_of(entry: ModelEntry) -> VersionSpec:
-    high = max(1, entry.min_replicas) if entry.max_replicas is None else entry.max_replicas
-    replicas = entry.replicas or Replicas(entry.min_replicas, high)
+    """As said, and the rest as of a new version."""
+    low = 1 if entry.min_replicas is None else entry.min_replicas
+    high = max(1, low) if entry.max_replicas is None else entry.max_replicas
+    replicas = entry.replicas or Replicas(low, high)
     shared = {
         field: getattr(entry, field)
         for field in VersionSpec.__struct_fields__
@@ -279,17 +283,19 @@ def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[Order]:
         ]
     for line in file.routes:
         arms = tuple(route.Arm(*msgspec.structs.astuple(arm)) for arm in line.arms)
-        exists = state_of(route.DECIDER, line.name).exists
-        order = route.ChangeArms if exists else route.CreateRoute
-        found.append(Order(route.DECIDER, line.name, order(line.name, arms, line.sticky, now)))
+        known_route: Route = state_of(route.DECIDER, line.name)
+        order = route.ChangeArms if known_route.exists else route.CreateRoute
+        sticky = known_route.sticky if line.sticky is None else line.sticky
+        found.append(Order(route.DECIDER, line.name, order(line.name, arms, sticky, now)))
     return found
 
 
 def _tenant_commands(entry: TenantEntry, state: Tenant, now: float) -> Iterator[Command]:
     name = TenantId(entry.name)
     if not state.exists or state.deleted:
-        yield tenant.CreateTenant(name, name, entry.tier, now)
-    yield tenant.ChangeTier(name, entry.tier, now)
+        yield tenant.CreateTenant(name, name, entry.tier or "standard", now)
+    if entry.tier is not None:
+        yield tenant.ChangeTier(name, entry.tier, now)
     for one in entry.budgets:
         limit = parse_limit(one.unit, one.limit)
         budget = Budget(one.name, one.scope, one.target, one.unit, limit, one.period)
@@ -320,7 +326,8 @@ def _version_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[C
     name, spec = entry.name, spec_of(entry)
     present = state.versions.get(spec.version)
     if present is not None and _same_but_for_scale(present, spec):
-        yield model.ScaleVersion(name, spec.version, spec.min_replicas, spec.max_replicas, now)
+        if _says_replicas(entry):
+            yield model.ScaleVersion(name, spec.version, spec.min_replicas, spec.max_replicas, now)
     else:
         yield AddVersion(name, spec, now)
     if entry.price is not None:
@@ -331,6 +338,10 @@ def _version_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[C
         yield model.SetDefaultVersion(name, spec.version, now)
     if entry.retired:
         yield model.RetireVersion(name, spec.version, now)
+
+
+def _says_replicas(entry: ModelEntry) -> bool:
+    return (entry.replicas, entry.min_replicas, entry.max_replicas) != (None, None, None)
 
 
 def _same_but_for_scale(present: VersionSpec, wanted: VersionSpec) -> bool:

@@ -49,8 +49,10 @@ from controlplane.application.refused import Refused
 from controlplane.application.settle import Settler
 
 CANCEL_WAIT_S = 2.0
+CUT_S = 2.0  # a bus that is restarted is back by then
 
 _STOPPED = Refused("internal_error", "The request was given up.")
+_CUT = Refused("bus_unavailable", "The gateway cannot reach the nodes.", retry_after=1)
 _LEFT = frozenset({"client_closed", "slow_reader"})
 
 
@@ -72,6 +74,7 @@ class Serving:
     num_local: Counter[str] = field(default_factory=Counter)
     num_of_tenant: Counter[str] = field(default_factory=Counter)
     continued: Counter[str] = field(default_factory=Counter)  # choices, by why they had to be
+    cut_at: float | None = None  # since when there is no bus, as the sweep saw it
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -253,12 +256,16 @@ class Serving:
         part.is_running = False
 
     # --- once a second --------------------------------------------------------------------------
-    def sweep(self, refusal_of: Callable[[Job], Refused | None]) -> None:
+    def sweep(self, refusal_of: Callable[[Job], Refused | None], is_connected: bool = True) -> None:
         """Find what is stuck, and end the calls that may not be served any more: ``refusal_of``
-        says why, if so."""
+        says why, if so. Without the bus for ``CUT_S``, what has no token yet ends too."""
         now = self.monotonic()
+        self.cut_at = None if is_connected else self.cut_at or now
+        is_cut = self.cut_at is not None and now - self.cut_at > CUT_S
         for call in list(self.calls.values()):
             refusal = refusal_of(call.job)
+            if refusal is None and is_cut and call.first_at is None and call.held is None:
+                refusal = _CUT
             if refusal is not None:
                 call.fail(refusal)
             call.check(now)

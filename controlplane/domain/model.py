@@ -337,14 +337,19 @@ def _set_price(model: Model, command: SetModelPrice) -> list[Event]:
     return [ModelPriceSet(command.name, command.version, command.price, command.now)]
 
 
+def _exists(name: str, present: VersionSpec, wanted: VersionSpec) -> str:
+    fields = VersionSpec.__struct_fields__
+    other = [field for field in fields if getattr(present, field) != getattr(wanted, field)]
+    said = f" with another {', '.join(other)}" if other else ", and is retired"
+    return f"{name}@{wanted.version} exists{said}. A version never changes: add another one."
+
+
 def _add_version(model: Model, name: str, spec: VersionSpec, now: float) -> list[Event]:
     present = model.versions.get(spec.version)
     if present == spec and spec.version not in model.retired:
         return []
     if present is not None:
-        raise Conflict(
-            "version_exists", f"{name}@{spec.version} exists with another specification."
-        )
+        raise Conflict("version_exists", _exists(name, present, spec))
     check_spec(spec)
     return [ModelVersionAdded(name, spec, now)]
 

@@ -318,6 +318,20 @@ async def test_a_silent_engine_is_given_up(world: World) -> None:
     assert world.serving.continued == {"engine_silent": 1}
 
 
+async def test_without_the_bus_only_what_has_tokens_goes_on(world: World) -> None:
+    """After two seconds, as a bus that is restarted is back by then."""
+    first, second = [await world.serving.start(replace(a_job(), request_id=n)) for n in ("x", "y")]
+    world.say("y", ONE)
+    for passed in (0.0, 1.5, 1.0):
+        world.clock.time += passed
+        assert first.error is None
+        world.serving.sweep(lambda _: None, is_connected=False)
+    assert first.error and (first.error.code, first.error.retry_after) == ("bus_unavailable", 1)
+    assert second.error is None
+    world.serving.sweep(lambda _: None, is_connected=True)
+    assert world.serving.cut_at is None
+
+
 async def test_a_node_that_is_not_heard_is_lost(world: World) -> None:
     """Its parts move or fail; the sweep finds it without any frame."""
     call = await world.serving.start(a_job())

@@ -80,6 +80,34 @@ def test_a_file_changes_a_price_and_one_without_a_price_leaves_it(admin: Api) ->
     ]
 
 
+def test_what_is_left_out_of_what_there_is_stays_as_it_is(admin: Api) -> None:
+    """A tier, a route's stickiness and a number of replicas; of a new one they have defaults."""
+    whole = """
+tenants: [{name: acme, tier: premium}]
+models: [{name: chatty, source: "simulated://m", gpu_memory: 1GiB, replicas: {min: 2, max: 3}}]
+routes: [{name: way, sticky: false, arms: [{name: a, version_id: chatty@v1, weight: 1}]}]
+"""
+    brief = """
+tenants: [{name: acme, budgets: [{name: all, limit: "5"}]}, {name: fresh}]
+models: [{name: chatty, source: "simulated://m", gpu_memory: 1GiB}]
+routes: [{name: way, arms: [{name: a, version_id: chatty@v1, weight: 1}]}]
+"""
+    apply(admin, whole)
+    answer = apply(admin, brief)
+    kinds = [event["type"] for result in answer.json()["results"] for event in result["events"]]
+    assert kinds == ["TenantBudgetSet", "TenantCreated"]
+    fresh = admin.get(f"tenants/fresh/?min_position={position_of(answer)}").json()
+    assert fresh["tier"] == "standard"
+
+
+def test_another_specification_is_refused_with_the_fields_that_differ(admin: Api) -> None:
+    apply(admin, PAPER)
+    detail = apply(admin, PAPER.replace("max_batch: 32", "max_batch: 8")).json()["detail"]
+    assert detail == (
+        "zen-72b@2024.1 exists with another max_batch. A version never changes: add another one."
+    )
+
+
 def test_a_change_of_scale_scales_and_of_anything_else_is_refused(admin: Api) -> None:
     apply(admin, PAPER)
     scaled = apply(admin, PAPER.replace("max: 8", "max: 9").replace("[zen, zen-large]", "[zen]"))

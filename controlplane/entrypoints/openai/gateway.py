@@ -235,7 +235,7 @@ class Gateway:
                 log.warning("duty failed", duty=duty.__name__, error=str(error))
 
     async def _sweep(self) -> None:
-        self.serving.sweep(self._refusal_of)
+        self.serving.sweep(self._refusal_of, self.bus.connected)
         await self.transport.tick()
         await self.serving.settler.retry_unsettled()
 
