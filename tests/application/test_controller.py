@@ -238,13 +238,15 @@ async def test_what_does_not_fit_is_said_once(nats: NatsServer) -> None:  # noqa
     """An unplaced version is one decision with its reasons, not one per round."""
     plane = Plane(nats)
     plane.add_model("huge", min_replicas=2, max_replicas=2)
-    async with plane.running() as controller, agent(nats, "n1"):
-        await until(lambda: len(plane.decisions()) == 2)  # no node yet; then one of two placed
-        await asyncio.sleep(0.6)
-        assert len(plane.decisions()) == 2
-        gap = plane.decisions()[-1].unplaced[0]
-        assert (gap.num_missing, gap.code) == (1, "already_here")
-        assert controller.state.unplaced_reason("huge@v1") == gap.reason
+    async with plane.running() as controller:
+        await until(lambda: len(plane.decisions()) == 1)  # no node yet
+        async with agent(nats, "n1"):
+            await until(lambda: len(plane.decisions()) == 2)  # one of two placed
+            await asyncio.sleep(0.6)
+            assert len(plane.decisions()) == 2
+            gap = plane.decisions()[-1].unplaced[0]
+            assert (gap.num_missing, gap.code) == (1, "already_here")
+            assert controller.state.unplaced_reason("huge@v1") == gap.reason
 
 
 async def test_a_silent_node_is_suspected_lost_and_its_work_placed_elsewhere(
