@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import shutil
 import statistics
 import tempfile
@@ -207,13 +208,13 @@ def rate(num: int, action: Callable[[int], object]) -> float:
 
 def interleaved(measures: dict[str, Measure], repeats: int) -> Seen:
     """Each figure of each round, after one that is not counted. A round is short, so that what
-    else the machine does falls on all of its figures alike."""
+    else the machine does falls on all of its figures alike, and in an order of its own, so that
+    what one leaves behind (pages to be written, cold caches) does not always meet the same."""
     seen: Seen = {name: [] for name in measures}
     for repeat in range(repeats + 1):
-        for name, measure in measures.items():
-            if name in RARE and repeat % 5:
-                continue
-            figure = measure()
+        names = [name for name in measures if name not in RARE or repeat % 5 == 0]
+        for name in random.Random(repeat).sample(names, len(names)):
+            figure = measures[name]()
             if repeat:
                 seen[name].append(figure)
     return seen

@@ -71,6 +71,7 @@ PATHS = {
     "preloads_list": "preloads/",
     "preloads_totals": "preloads/totals/",
     "placements_explain": "placements/m.v1.g1.0/explain/",
+    "placements_what_if": "placements/what-if/?lose_node=n1",
     "events_list": "events/",
     "requests_list": "requests/",
     "audit_list": "audit/",
@@ -101,7 +102,7 @@ def test_what_was_answered_then_is_answered_as_of_then(admin: Api) -> None:
     """By position and by time, after everything that can be changed was changed."""
     position = build(admin)
     admin.get(f"status/?min_position={position}")
-    then = {name: answer(admin, f"{path}?min_position={position}", path)
+    then = {name: answer(admin, asking(path, "min_position", position), path)
             for name, path in PATHS.items()}  # fmt: skip
     moment = time.time()
     time.sleep(0.01)
@@ -110,9 +111,13 @@ def test_what_was_answered_then_is_answered_as_of_then(admin: Api) -> None:
     when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + "." + stamp[-6:] + "Z"
     for name, path in PATHS.items():
         for as_of in (str(position), when):
-            assert answer(admin, f"{path}?as_of={as_of}", path) == then[name], (name, as_of)
+            assert answer(admin, asking(path, "as_of", as_of), path) == then[name], (name, as_of)
         changed = answer(admin, path, path) != then[name]
         assert changed or name == "decisions_retrieve", f"{name} was not changed: proves nothing"
+
+
+def asking(path: str, name: str, value: object) -> str:
+    return f"{path}{'&' if '?' in path else '?'}{name}={value}"
 
 
 def answer(api: Api, address: str, path: str) -> Any:
