@@ -55,9 +55,11 @@ def inputs_of(state: FleetState, loads: FleetLoads, monotonic: float) -> PlanInp
 
 
 def _host_bytes(state: FleetState, loads: FleetLoads) -> tuple[tuple[NodeId, int], ...]:
-    found = ((node_id, _devices(loads.latest(node_id))) for node_id in sorted(state.nodes))
-    return tuple((NodeId(node_id), most) for node_id, devices in found
-                 if (most := max((one.host_bytes for one in devices), default=0)))  # fmt: skip
+    return tuple(
+        (NodeId(node_id), most)
+        for node_id in sorted(state.nodes)
+        if (most := max((one.host_bytes for one in _devices(loads.latest(node_id))), default=0))
+    )
 
 
 def _charged_bytes(state: FleetState, loads: FleetLoads) -> tuple[tuple[ReplicaId, int], ...]:
@@ -153,7 +155,7 @@ def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:
     )
     host = node.host
     where = node.zone, host.cpu_milli, host.memory_bytes, host.fabric
-    kept = dict(inputs.host_bytes).get(node_id, 0)
+    kept = next((held for owner, held in inputs.host_bytes if owner == node_id), 0)
     return NodeView(node_id, devices, node.status, node.draining, *where, kept)
 
 
