@@ -25,11 +25,12 @@ from controlplane.application.continuation import (
     Course,
     cause_of,
 )
-from controlplane.application.inference import Job, Target
+from controlplane.application.inference import Job, Seen, Target
 from controlplane.application.ports import Terminal
 from controlplane.application.refused import Refused
 
 if TYPE_CHECKING:
+    from controlplane.application.explaining import Kept
     from controlplane.application.hold import Held
     from controlplane.application.serve import Serving
 
@@ -87,6 +88,8 @@ class Part:
     set_back: Refused | None = None  # why the last attempt that was given up failed
     sent_at: float = 0.0
     tries: list[Try] = field(default_factory=list)
+    seen: Seen | None = None  # the last choice, until it is sent
+    kept: "list[Kept]" = field(default_factory=list)  # choices that go on record
     course: Course = field(default_factory=Course)
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
 
@@ -99,6 +102,10 @@ class Part:
     def num_new(self) -> int:
         """Tokens of the present attempt."""
         return self.num_output_tokens - self.num_before
+
+    def saw(self, seen: Seen) -> None:
+        """A replica is being chosen; see ``explaining``."""
+        self.seen = seen
 
     def begin(self, target: Target, now: float) -> None:
         """Another attempt."""

@@ -18,6 +18,7 @@ import msgspec
 
 from controlplane.application.capture import Capture
 from controlplane.application.refused import Refused
+from controlplane.dispatch.choose import Choice
 from controlplane.domain.money import Price
 
 
@@ -93,6 +94,15 @@ class Target(msgspec.Struct, frozen=True):
     replica_id: str
 
 
+class Seen(NamedTuple):
+    """A choice as it was made: also one that found nobody. ``position`` is the log's, ``at`` in
+    Unix seconds."""
+
+    choice: Choice
+    position: int
+    at: float
+
+
 class Gap(NamedTuple):
     """Why a version runs nowhere. ``reason``: the planner's sentence. ``lasts``: neither waiting
     nor another model that leaves changes it. ``retry_s``: seconds until it is tried again after
@@ -106,8 +116,15 @@ class Gap(NamedTuple):
 class Placer(Protocol):
     """Chooses among the replicas that are ready now; ``num_local`` counts ours by replica id."""
 
-    def choose(self, job: "Job", excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
-        """Raises Refused ``model_not_ready`` with the reasons."""
+    def choose(
+        self,
+        job: "Job",
+        excluded: frozenset[str],
+        num_local: Mapping[str, int],
+        saw: Callable[[Seen], None],
+    ) -> Target:
+        """``saw`` is shown the choice, whatever comes of it. Raises Refused ``model_not_ready``
+        with the reasons."""
 
     def is_heard(self, node_id: str) -> bool:
         """False once the node has been silent for too long."""

@@ -28,6 +28,7 @@ from controlplane.application.attempts import attempts_of
 from controlplane.application.call import Call, Part
 from controlplane.application.capture import keep
 from controlplane.application.continuation import Continuations
+from controlplane.application.explaining import DEFAULT_SHARE, Explaining
 from controlplane.application.hold import HOLD_S, Holds, NotLoadedYet
 from controlplane.application.inference import (
     Generator,
@@ -69,6 +70,7 @@ class Serving:
     gateway: str
     lose_node: Callable[[str], None]
     hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
+    explained_share: float = DEFAULT_SHARE
     calls: dict[str, Call] = field(default_factory=dict)
     draining: bool = False
     num_local: Counter[str] = field(default_factory=Counter)
@@ -79,6 +81,7 @@ class Serving:
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.monotonic = self.clock.monotonic
+        self.explaining = Explaining(self.explained_share, self.monotonic)
         self.holds = Holds(self.placer, self.monotonic, self._send_held, self.hold_s)
         self.continuations = Continuations(
             self.placer, self.monotonic, self._send_lost, Call.give_up, self.hold_s
@@ -170,8 +173,9 @@ class Serving:
         """Choose a replica and send; raises Refused when there is none to be had."""
         job, before = call.job, part.target
         excluded = part.course.excluded(part.num_output_tokens > 0, self.monotonic())
-        target = self.placer.choose(job, excluded, self.num_local)
+        target = self.placer.choose(job, excluded, self.num_local, part.saw)
         part.begin(target, self.monotonic())
+        self.explaining.sent(part, job.request_id)
         order = Order(
             part.order_id,
             target.replica_id,
@@ -223,7 +227,7 @@ class Serving:
         """Stop what still runs, and record; ``Call.finish`` sees to it that this happens once."""
         async with call.sending:
             await self._stop(call)
-        terminal = _terminal_of(call, self.clock.now(), self.monotonic())
+        terminal = _terminal_of(call, self.clock.now(), self.monotonic(), self.explaining)
         try:
             await self.settler.settle(terminal)
         finally:
@@ -332,7 +336,7 @@ def _intent_of(job: Job, gateway: str, at: float) -> Intent:
     )
 
 
-def _terminal_of(call: Call, at: float, now: float) -> Terminal:
+def _terminal_of(call: Call, at: float, now: float, explaining: Explaining) -> Terminal:
     job, parts = call.job, call.parts
     produced = _num_output_tokens(parts)
     outcome = _outcome(call)
@@ -354,6 +358,7 @@ def _terminal_of(call: Call, at: float, now: float) -> Terminal:
         at=at,
         attempts=max(part.attempt for part in parts),
         tries=attempts_of(parts, at, now),
+        dispatches=explaining.dispatches_of(parts, job.request_id),
         text=job.capture.encrypted(job.tenant_id, job.request_id) if job.capture else None,
     )
 

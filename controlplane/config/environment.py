@@ -53,6 +53,12 @@ class Environment(BaseSettings):
         default="",
         description="JSON by latency class: how long a request waits for its model to load.",
     )
+    dispatch_explained: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Share of requests, by a hash of their ids, whose choice of a replica is kept.",
+    )
     sealing_key: Path | None = Field(
         default=None, description="File with the key that signs checkpoints; empty: in data_dir."
     )

@@ -22,10 +22,19 @@ Worked example, 100 prompt tokens, 10 output, rate 1000/s, step 20 ms, U = 0.5 o
 
 Telemetry is up to two seconds old, in which a burst would all choose the same replica. So the
 queue is at least what this gateway itself has in flight there (``num_local``).
+
+A ``Choice`` keeps what it was made from and nothing else: every candidate's terms and every
+rejection follow from that (``Choice.explain``), so a request pays for its winner alone and only
+one that is to be explained (``record``) for the rest. ``choose`` asks for one figure per replica,
+the cost, and for the health of those that tie; ``explain`` for all of it::
+
+    choose     A 0.30, B 0.60: A                                            31 us of 64 replicas
+    explain    A (queue 0.0, prefill 0.1, decode 0.2, ...), B (...): A      92 us
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -34,6 +43,7 @@ from controlplane.dispatch.refusals import NotReady
 UNMEASURED_PREFILL_TOKENS_PER_S = 1000.0
 UNMEASURED_STEP_S = 0.03
 DRAINING = ("node_draining", "the node is being drained")
+NO_DEADLINE_S = 1e9  # finite, since it is put on record as JSON
 MAX_COUNTED_OUTPUT = 128  # most requests end long before max_tokens; more would drown the rest
 
 
@@ -91,7 +101,7 @@ class RequestView(msgspec.Struct, frozen=True):
 
     num_prompt_tokens: int
     max_output_tokens: int
-    max_wait_s: float = math.inf
+    max_wait_s: float = NO_DEADLINE_S
 
 
 TERMS = (
@@ -128,18 +138,49 @@ class RejectedReplica(msgspec.Struct, frozen=True, gc=False):
     detail: str
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """The winner and everything it was compared with: enough to explain and to recompute."""
+class Explanation(msgspec.Struct, frozen=True):
+    """The winner ("" if there is none) and everything it was compared with, best first."""
 
     replica_id: str
     node_id: str
     candidates: tuple[Scored, ...] = ()
     rejected: tuple[RejectedReplica, ...] = ()
 
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The winner ("" if there is none) and what it was chosen from."""
+
+    replica_id: str
+    node_id: str
+    views: Sequence[ReplicaView]
+    request: RequestView
+    weights: Weights
+    excluded: frozenset[str]
+
+    def explain(self) -> Explanation:
+        return explain(self.views, self.request, self.weights, self.excluded)
+
+    @property
+    def candidates(self) -> tuple[Scored, ...]:
+        return self.explain().candidates
+
+    @property
+    def rejected(self) -> tuple[RejectedReplica, ...]:
+        return self.explain().rejected
+
     @property
     def terms(self) -> dict[str, float]:
         """Of the winner."""
         return self.candidates[0].terms
+
+
+class NoReplica(NotReady):
+    """No replica can take the request; ``choice`` says why not, of each."""
+
+    def __init__(self, message: str, retry_after: float, choice: Choice) -> None:
+        super().__init__(message, retry_after)
+        self.choice = choice
 
 
 def choose(
@@ -150,31 +191,68 @@ def choose(
 ) -> Choice:
     """The replica of least cost. ``excluded``: replica ids that failed this request before.
 
-    Raises NotReady, saying why each replica was rejected, if none is left.
+    Raises NoReplica, saying why each replica was rejected, if none is left.
     """
-    scored: list[tuple[float, float, str, Scored]] = []  # as they are ordered
-    draining: list[tuple[float, float, str, Scored]] = []
+    best: list[ReplicaView] = []  # more than one if they cost the same
+    least, draining = math.inf, []
+    for view in candidates:
+        if _refusal(view, request, weights, excluded) is not None:
+            continue
+        if view.draining:
+            draining.append(view)
+            continue
+        cost = figures_of(view, request, weights)[-1]
+        if cost < least:
+            least, best = cost, [view]
+        elif cost == least:
+            best.append(view)
+    if len(best) == 1:
+        winner = best[0]
+    elif best or draining:
+        winner = min(best or draining, key=lambda view: _rank(score(view, request, weights)))
+    else:
+        raise _no_replica(Choice("", "", candidates, request, weights, excluded))
+    return Choice(winner.replica_id, winner.node_id, candidates, request, weights, excluded)
+
+
+def explain(
+    candidates: Sequence[ReplicaView],
+    request: RequestView,
+    weights: Weights = DEFAULT_WEIGHTS,
+    excluded: frozenset[str] = frozenset(),
+) -> Explanation:
+    """What ``choose`` chooses, with every term of every candidate and the rule that lost each of
+    the others."""
+    scored: list[Scored] = []
+    draining: list[Scored] = []
     rejected: list[RejectedReplica] = []
     for view in candidates:
         refusal = _refusal(view, request, weights, excluded)
         if refusal:
             rejected.append(RejectedReplica(view.replica_id, view.node_id, *refusal))
         else:
-            one = score(view, request, weights)
-            ranked = one.cost, -one.health, one.replica_id, one
-            (draining if view.draining else scored).append(ranked)
-    if not scored and not draining:
-        raise _not_ready(rejected)
+            (draining if view.draining else scored).append(score(view, request, weights))
     if scored:
-        rejected += [RejectedReplica(last.replica_id, last.node_id, *DRAINING)
-                     for *_, last in draining]  # fmt: skip
-    ordered = tuple(ranked[3] for ranked in sorted(scored or draining))
-    return Choice(ordered[0].replica_id, ordered[0].node_id, ordered, tuple(rejected))
+        rejected += [RejectedReplica(one.replica_id, one.node_id, *DRAINING) for one in draining]
+    ordered = tuple(sorted(scored or draining, key=_rank))
+    if not ordered:
+        return Explanation("", "", (), tuple(rejected))
+    return Explanation(ordered[0].replica_id, ordered[0].node_id, ordered, tuple(rejected))
+
+
+def _rank(one: Scored) -> tuple[float, float, str]:
+    return one.cost, -one.health, one.replica_id
 
 
 def score(view: ReplicaView, request: RequestView, weights: Weights = DEFAULT_WEIGHTS) -> Scored:
-    """Cost and health of one replica, term by term. It runs for every replica of every request,
-    so what is 0 for most (a queue, heat, loading) is asked about before it is computed."""
+    """Cost and health of one replica, term by term."""
+    figures = figures_of(view, request, weights)
+    return Scored(view.replica_id, view.node_id, figures[-1], health(view, weights), figures)
+
+
+def figures_of(view: ReplicaView, request: RequestView, weights: Weights) -> tuple[float, ...]:
+    """The values of ``TERMS``. It runs for every replica of every request, so what is 0 for most
+    (a queue, heat, loading) is asked about before it is computed."""
     rate = view.prefill_tokens_per_s or UNMEASURED_PREFILL_TOKENS_PER_S
     prompt, output = request.num_prompt_tokens, request.max_output_tokens
     uncached = prompt - view.num_cached_tokens
@@ -189,9 +267,7 @@ def score(view: ReplicaView, request: RequestView, weights: Weights = DEFAULT_WE
     latency = weights.alpha * ((queue + prefill + decode) / thermal)
     busy = weights.beta * view.utilization
     loading = 0.0 if view.resident else weights.gamma * view.load_seconds
-    cost = latency + busy + loading
-    figures = (queue, prefill, decode, thermal, latency, busy, loading, cost)
-    return Scored(view.replica_id, view.node_id, cost, health(view, weights), figures)
+    return queue, prefill, decode, thermal, latency, busy, loading, latency + busy + loading
 
 
 def health(view: ReplicaView, weights: Weights = DEFAULT_WEIGHTS) -> float:
@@ -253,8 +329,9 @@ def _refusal(
     return None
 
 
-def _not_ready(rejected: list[RejectedReplica]) -> NotReady:
+def _no_replica(choice: Choice) -> NoReplica:
+    rejected = choice.rejected
     if not rejected:
-        return NotReady("No replica of this model is running.", retry_after=5.0)
+        return NoReplica("No replica of this model is running.", 5.0, choice)
     reasons = "; ".join(sorted({f"{one.code}: {one.detail}" for one in rejected})[:4])
-    return NotReady(f"No replica can take the request now ({reasons}).", retry_after=2.0)
+    return NoReplica(f"No replica can take the request now ({reasons}).", 2.0, choice)

@@ -95,7 +95,7 @@ class Nodes:
     def release(self, request_id: str) -> None:
         self.sinks.pop(request_id, None)
 
-    def choose(self, job: Job, excluded: frozenset[str], num_local: Any) -> Target:
+    def choose(self, job: Job, excluded: frozenset[str], num_local: Any, saw: Any) -> Target:
         for target in self.replicas:
             if target.replica_id not in excluded:
                 return target

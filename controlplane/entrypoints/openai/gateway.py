@@ -21,6 +21,7 @@ from controlplane.adapters.natsbus.connection import Bus, connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.natsbus.transport import Transport
 from controlplane.adapters.shared_limits import LOCAL, SharedLimits
+from controlplane.application.explaining import DEFAULT_SHARE
 from controlplane.application.fleet import BusUnavailable, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.hold import HOLD_S
@@ -86,6 +87,7 @@ class GatewaySettings:
     redis_url: str = ""
     limits_fallback: str = LOCAL
     hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
+    explained_share: float = DEFAULT_SHARE
 
 
 class Gateway:
@@ -150,6 +152,7 @@ class Gateway:
             gateway=self.name,
             lose_node=self.transport.fail_node,
             hold_s=settings.hold_s,
+            explained_share=settings.explained_share,
         )
         self.closing = NodeClosing(bus, self.name, self._nodes)
         self.reaper = Reaper(

@@ -16,11 +16,17 @@ from controlplane.application.fleet import FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.gaps import gap_of, tried
 from controlplane.application.hold import HOLD_S
-from controlplane.application.inference import Gap, Job, Order, SamplingOptions, Target
+from controlplane.application.inference import (
+    Gap,
+    Job,
+    Order,
+    SamplingOptions,
+    Seen,
+    Target,
+)
 from controlplane.application.ports import Clock
 from controlplane.application.refused import Refused
-from controlplane.dispatch.choose import RequestView, choose
-from controlplane.dispatch.refusals import NotReady
+from controlplane.dispatch.choose import NoReplica, RequestView, choose
 from controlplane.dispatch.resolve import not_found
 
 LOST_S = 15.0  # node not heard
@@ -43,16 +49,25 @@ class FleetPlacer:
         self._tried: dict[str, Gap | None] = {}
         self._tried_at = -1  # log position
 
-    def choose(self, job: Job, excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
+    def choose(
+        self,
+        job: Job,
+        excluded: frozenset[str],
+        num_local: Mapping[str, int],
+        saw: Callable[[Seen], None],
+    ) -> Target:
         views = self._state.candidates(job.version_id, self._loads, self._monotonic(), num_local)
         waits = self._deadlines.get(job.latency_class, HOLD_S["standard"])
         request = RequestView(len(job.prompts[0]), job.max_tokens[0], waits)
+        position, at = self._state.position, self._clock.now()
         try:
             choice = choose(views, request, excluded=excluded)
-        except NotReady as error:
+        except NoReplica as error:
+            saw(Seen(error.choice, position, at))
             reason = self._state.unplaced_reason(job.version_id)
             text = f"{error.message} {reason}".strip()
             raise Refused(error.code, text, "model", error.retry_after) from error
+        saw(Seen(choice, position, at))
         return Target(choice.node_id, choice.replica_id)
 
     def is_heard(self, node_id: str) -> bool:
