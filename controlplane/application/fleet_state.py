@@ -7,13 +7,14 @@ old replica still runs somewhere, but no decision names it any more.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from msgspec.structs import replace
 
 from controlplane.application.fleet import DeviceLoad, FleetLoads, ReplicaLoad
 from controlplane.application.ports import RecordedEvent
-from controlplane.dispatch.choose import ReplicaView
+from controlplane.dispatch.choose import NO_DEADLINE_S, ReplicaView
 from controlplane.dispatch.resolve import Catalog
 from controlplane.domain import node as nodes
 from controlplane.domain import placement as placements
@@ -217,8 +218,8 @@ def _device_figures(device: DeviceLoad | None) -> dict[str, Any]:
         return {}
     used = device.memory_used_bytes
     return {
-        "utilization": device.utilization,
-        "temperature_c": device.temperature_c,
+        "utilization": _finite(device.utilization),
+        "temperature_c": _finite(device.temperature_c),
         "memory_free_bytes": max(0, device.memory_total_bytes - used),
         "memory_total_bytes": max(1, device.memory_total_bytes),
     }
@@ -232,8 +233,13 @@ def _replica_figures(replica: ReplicaLoad | None) -> dict[str, Any]:
         "num_waiting": replica.num_waiting,
         "num_blocks": replica.num_blocks,
         "block_size": max(1, replica.block_size),
-        "prefill_tokens_per_s": replica.prefill_tokens_per_s,
-        "decode_step_s": replica.decode_step_s,
+        "prefill_tokens_per_s": _finite(replica.prefill_tokens_per_s),
+        "decode_step_s": _finite(replica.decode_step_s),
         "resident": not replica.is_away,
-        "load_seconds": replica.expected_wait_s if replica.is_away else 0.0,
+        "load_seconds": _finite(replica.expected_wait_s, NO_DEADLINE_S) if replica.is_away else 0.0,
     }
+
+
+def _finite(figure: float, otherwise: float = 0.0) -> float:
+    """What a node says is compared and put on record as JSON, which has no infinity."""
+    return figure if isfinite(figure) else otherwise

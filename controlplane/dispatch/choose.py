@@ -41,6 +41,7 @@ import msgspec
 from controlplane.dispatch.refusals import NotReady
 
 UNMEASURED_PREFILL_TOKENS_PER_S = 1000.0
+LEAST_PREFILL_TOKENS_PER_S = 0.01  # anything below was not measured, and costs stay finite
 UNMEASURED_STEP_S = 0.03
 DRAINING = ("node_draining", "the node is being drained")
 NO_DEADLINE_S = 1e9  # finite, since it is put on record as JSON
@@ -253,7 +254,9 @@ def score(view: ReplicaView, request: RequestView, weights: Weights = DEFAULT_WE
 def figures_of(view: ReplicaView, request: RequestView, weights: Weights) -> tuple[float, ...]:
     """The values of ``TERMS``. It runs for every replica of every request, so what is 0 for most
     (a queue, heat, loading) is asked about before it is computed."""
-    rate = view.prefill_tokens_per_s or UNMEASURED_PREFILL_TOKENS_PER_S
+    rate = view.prefill_tokens_per_s
+    if rate < LEAST_PREFILL_TOKENS_PER_S:
+        rate = UNMEASURED_PREFILL_TOKENS_PER_S
     prompt, output = request.num_prompt_tokens, request.max_output_tokens
     uncached = prompt - view.num_cached_tokens
     prefill = uncached / rate if uncached > 0 else 0.0

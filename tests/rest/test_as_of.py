@@ -76,6 +76,7 @@ PATHS = {
     "requests_list": "requests/",
     "audit_list": "audit/",
     "requests_retrieve": "requests/r1/",
+    "requests_dispatch": "requests/r1/dispatch/",
     "catalog_export": "apply/",
 }
 

@@ -69,6 +69,7 @@ urlpatterns: list[URLPattern] = [
     path("requests/", audit.Requests.as_view()),
     path("requests/<str:request_id>/", audit.InferenceRequest.as_view()),
     path("requests/<str:request_id>/attempts/", audit.Attempts.as_view()),
+    path("requests/<str:request_id>/dispatch/", audit.RequestDispatch.as_view()),
     path("requests/<str:request_id>/text/", text.RequestText.as_view()),
     path("retention/", retention.Policies.as_view()),
     path("retention/<str:kind>/", retention.Policy.as_view()),

@@ -4,22 +4,26 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('ledger', '0007_text_and_attempts'),
+        ("ledger", "0007_text_and_attempts"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Dispatch',
+            name="Dispatch",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('request_id', models.CharField(max_length=64)),
-                ('position', models.BigIntegerField(db_index=True)),
-                ('data', models.TextField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("request_id", models.CharField(max_length=64)),
+                ("position", models.BigIntegerField(db_index=True)),
+                ("data", models.TextField()),
             ],
             options={
-                'db_table': 'ledger_dispatch',
+                "db_table": "ledger_dispatch",
             },
         ),
     ]
