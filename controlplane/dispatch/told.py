@@ -73,11 +73,11 @@ def _loser(one: Scored, winner: Scored) -> str:
         )
         return f"{place} would have cost the same; its {by}."
     terms, least = one.terms, winner.terms
-    by = [f"{name} ({terms[key] - least[key]:+.3f})" for key, name in _PARTS
-          if abs(terms[key] - least[key]) >= NOTHING]  # fmt: skip
-    if not by:
+    gaps = ((name, terms[key] - least[key]) for key, name in _PARTS)
+    more_by = [f"{name} ({gap:+.3f})" for name, gap in gaps if abs(gap) >= NOTHING]
+    if not more_by:
         return f"{place} would have cost {one.cost:.3f}, less than 0.001 more."
-    return f"{place} would have cost {one.cost:.3f}, {more:.3f} more: by {' and '.join(by)}."
+    return f"{place} would have cost {one.cost:.3f}, {more:.3f} more: by {' and '.join(more_by)}."
 
 
 def _replicas(number: int) -> str:

@@ -41,6 +41,9 @@ export type Checkpoint = Schemas["Checkpoint"];
 export type Verification = Schemas["Verification"];
 export type Usage = Schemas["Usage"];
 export type Attempt = Schemas["Attempt"];
+export type RequestDispatch = Schemas["RequestDispatch"];
+export type Dispatch = Schemas["Dispatch"];
+export type DispatchCandidate = Schemas["DispatchCandidate"];
 export type Ticket = Schemas["Ticket"];
 
 export interface Page<T> {
