@@ -147,6 +147,7 @@ class NodeLoad(msgspec.Struct, frozen=True):
     draining: bool
     devices: tuple[DeviceLoad, ...]
     replicas: tuple[ReplicaLoad, ...]
+    prefix_filters: dict[str, bytes] = {}  # by replica, of those that have something cached
 
 
 OnReport = Callable[[NodeReport], None]

@@ -5,16 +5,16 @@ stands in the newest placement **and** its node said that it is ready: after a p
 old replica still runs somewhere, but no decision names it any more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from controlplane.application.fleet import DeviceLoad, FleetLoads, ReplicaLoad
 from controlplane.application.ports import RecordedEvent
-from controlplane.dispatch.choose import NO_DEADLINE_S, ReplicaView
+from controlplane.dispatch.choose import ReplicaView
+from controlplane.dispatch.prefix import Cache, cache_of
 from controlplane.dispatch.resolve import Catalog
 from controlplane.domain import node as nodes
 from controlplane.domain import placement as placements
@@ -28,6 +28,7 @@ from controlplane.domain.scaling import Scaling
 LOAD_FIRST_S, LOAD_BYTES_PER_S = 5.0, 500e6  # of what was never loaded yet
 HELD = frozenset({"pending", "downloading", "loading"})
 DECIDE_S = 1.0  # until a node has been told
+AGED_S = 0.1  # how much too young a node's telemetry may seem
 DEFAULT_SPEC = VersionSpec(version="", source="")
 
 
@@ -42,7 +43,7 @@ class FleetState:
     load_seconds: dict[str, float] = field(default_factory=dict)  # by version, of its last load
     position: int = 0
     _by_version: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
-    _views: dict[str, list[ReplicaView]] = field(default_factory=dict)
+    _views: "dict[str, _Seen]" = field(default_factory=dict)
     _views_of: tuple[int, int] = (0, 0)  # what they were made of: log position, telemetry
 
     @classmethod
@@ -151,32 +152,41 @@ class FleetState:
         loads: FleetLoads,
         monotonic: float,
         num_local: Mapping[str, int] | None = None,
+        num_cached: Mapping[str, int] | None = None,
     ) -> list[ReplicaView]:
         """Every replica of the version for ``dispatch.choose``, whatever its state.
 
-        ``num_local`` counts this gateway's own requests in flight by replica id.
+        By replica id: ``num_local`` counts this gateway's own requests in flight, ``num_cached``
+        what it has cached of the prompt.
         """
-        local = num_local or {}
-        return [
-            replace(
-                view,
-                age_s=loads.age_s(view.node_id, monotonic),
-                num_local=local.get(view.replica_id, 0),
-            )
-            for view in self._current_views(version_id, loads)
-        ]
+        local, cached = num_local or {}, num_cached or {}
+        views = self._seen(version_id, loads, monotonic).views
+        if not local and not cached:
+            return list(views)
+        return [_for_request(view, local, cached) for view in views]
 
-    def _current_views(self, version_id: str, loads: FleetLoads) -> list[ReplicaView]:
-        """Made anew when an event or a telemetry message has come, not for each request."""
+    def prefix_caches(self, version_id: str, loads: FleetLoads, monotonic: float) -> list[Cache]:
+        """What the version's replicas have cached; empty where there is no choice anyway."""
+        return self._seen(version_id, loads, monotonic).caches
+
+    def _seen(self, version_id: str, loads: FleetLoads, monotonic: float) -> "_Seen":
+        """Made anew when an event or a telemetry message has come, or ages have grown by
+        ``AGED_S``; not for each request."""
         made_of = (self.position, loads.num_recorded)
         if made_of != self._views_of:
             self._views_of = made_of
             self._views.clear()
-        views = self._views.get(version_id)
-        if views is None:
-            assignments = self._by_version.get(version_id, ())
-            views = self._views[version_id] = [self._view(one, loads) for one in assignments]
-        return views
+        seen = self._views.get(version_id)
+        if seen is None or not 0 <= monotonic - seen.at < AGED_S:
+            seen = seen or self._look(version_id, loads)
+            views = [replace(one, age_s=loads.age_s(one.node_id, monotonic)) for one in seen.views]
+            seen = self._views[version_id] = _Seen(views, seen.caches, monotonic)
+        return seen
+
+    def _look(self, version_id: str, loads: FleetLoads) -> "_Seen":
+        assignments = self._by_version.get(version_id, ())
+        caches = _caches(assignments, loads) if len(assignments) > 1 else []
+        return _Seen([self._view(one, loads) for one in assignments], caches, 0.0)
 
     def _view(self, assignment: Assignment, loads: FleetLoads) -> ReplicaView:
         known = self.nodes.get(assignment.node_id, Node())
@@ -195,6 +205,36 @@ class FleetState:
             **_device_figures(device),
             **_replica_figures(replica),
         )
+
+
+class _Seen(NamedTuple):
+    """The replicas of a version, ``at`` monotonic seconds."""
+
+    views: list[ReplicaView]
+    caches: list[Cache]
+    at: float
+
+
+def _for_request(
+    view: ReplicaView, local: Mapping[str, int], cached: Mapping[str, int]
+) -> ReplicaView:
+    num_local, num_cached = local.get(view.replica_id, 0), cached.get(view.replica_id, 0)
+    if not num_local and not num_cached:
+        return view
+    return replace(view, num_local=num_local, num_cached_tokens=num_cached)
+
+
+def _caches(assignments: Sequence[Assignment], loads: FleetLoads) -> list[Cache]:
+    found: list[Cache] = []
+    for one in assignments:
+        load = loads.latest(one.node_id)
+        replica = _find(load.replicas, one.replica_id) if load else None
+        if load is None or replica is None or replica.is_away:
+            continue
+        bits = load.prefix_filters.get(one.replica_id, b"")
+        cache = cache_of(one.replica_id, bits, max(1, replica.block_size))
+        found += [cache] if cache else []
+    return found
 
 
 def _by_version(placement: Placement) -> dict[str, tuple[Assignment, ...]]:
@@ -218,8 +258,8 @@ def _device_figures(device: DeviceLoad | None) -> dict[str, Any]:
         return {}
     used = device.memory_used_bytes
     return {
-        "utilization": _finite(device.utilization),
-        "temperature_c": _finite(device.temperature_c),
+        "utilization": device.utilization,
+        "temperature_c": device.temperature_c,
         "memory_free_bytes": max(0, device.memory_total_bytes - used),
         "memory_total_bytes": max(1, device.memory_total_bytes),
     }
@@ -233,13 +273,8 @@ def _replica_figures(replica: ReplicaLoad | None) -> dict[str, Any]:
         "num_waiting": replica.num_waiting,
         "num_blocks": replica.num_blocks,
         "block_size": max(1, replica.block_size),
-        "prefill_tokens_per_s": _finite(replica.prefill_tokens_per_s),
-        "decode_step_s": _finite(replica.decode_step_s),
+        "prefill_tokens_per_s": replica.prefill_tokens_per_s,
+        "decode_step_s": replica.decode_step_s,
         "resident": not replica.is_away,
-        "load_seconds": _finite(replica.expected_wait_s, NO_DEADLINE_S) if replica.is_away else 0.0,
+        "load_seconds": replica.expected_wait_s if replica.is_away else 0.0,
     }
-
-
-def _finite(figure: float, otherwise: float = 0.0) -> float:
-    """What a node says is compared and put on record as JSON, which has no infinity."""
-    return figure if isfinite(figure) else otherwise

@@ -109,6 +109,7 @@ class LoadMeter:
             num_held=num_held,
             expected_wait_s=round(expected_wait_s, 3),
             charged_bytes=replica.measured_bytes,
+            prefix_filter=stats.prefix_filter,
         )
 
     def kv_held_bytes(self, replica_id: str) -> int:

@@ -27,6 +27,7 @@ from controlplane.application.inference import (
 from controlplane.application.ports import Clock
 from controlplane.application.refused import Refused
 from controlplane.dispatch.choose import NoReplica, RequestView, choose
+from controlplane.dispatch.prefix import Prompt, Sent, cached_tokens, prompt_of
 from controlplane.dispatch.resolve import not_found
 
 LOST_S = 15.0  # node not heard
@@ -48,6 +49,7 @@ class FleetPlacer:
         self._monotonic = clock.monotonic
         self._tried: dict[str, Gap | None] = {}
         self._tried_at = -1  # log position
+        self._sent = Sent()
 
     def choose(
         self,
@@ -56,7 +58,9 @@ class FleetPlacer:
         num_local: Mapping[str, int],
         saw: Callable[[Seen], None],
     ) -> Target:
-        views = self._state.candidates(job.version_id, self._loads, self._monotonic(), num_local)
+        now = self._monotonic()
+        prompt, cached = self._prompt(job, now)
+        views = self._state.candidates(job.version_id, self._loads, now, num_local, cached)
         waits = self._deadlines.get(job.latency_class, HOLD_S["standard"])
         request = RequestView(len(job.prompts[0]), job.max_tokens[0], waits)
         position, at = self._state.position, self._clock.now()
@@ -68,7 +72,20 @@ class FleetPlacer:
             text = f"{error.message} {reason}".strip()
             raise Refused(error.code, text, "model", error.retry_after) from error
         saw(Seen(choice, position, at))
+        if prompt is not None:
+            self._sent.note(job.version_id, prompt, choice.replica_id, now)
         return Target(choice.node_id, choice.replica_id)
+
+    def _prompt(self, job: Job, now: float) -> tuple[Prompt | None, Mapping[str, int]]:
+        """The prompt, and how much of it each replica has cached; None where one has no choice."""
+        if len(self._state.assignments_of(job.version_id)) < 2:
+            return None, {}
+        prompt = prompt_of(job.cache_salt, job.prompts[0])
+        caches = self._state.prefix_caches(job.version_id, self._loads, now)
+        cached = cached_tokens(prompt, caches)
+        for replica_id, sent in self._sent.cached_tokens(job.version_id, prompt, now).items():
+            cached[replica_id] = max(sent, cached.get(replica_id, 0))
+        return prompt, cached
 
     def is_heard(self, node_id: str) -> bool:
         age = self._loads.age_s(node_id, self._monotonic())
