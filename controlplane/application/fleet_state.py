@@ -18,11 +18,13 @@ from controlplane.dispatch.prefix import Cache, cache_of
 from controlplane.dispatch.resolve import Catalog
 from controlplane.domain import node as nodes
 from controlplane.domain import placement as placements
+from controlplane.domain import routing as routings
 from controlplane.domain import scaling as scalings
 from controlplane.domain.ids import VersionId
 from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import Node
 from controlplane.domain.placement import Assignment, Placement, PlacementDecided
+from controlplane.domain.routing import Routing, RoutingEvent
 from controlplane.domain.scaling import Scaling
 
 LOAD_FIRST_S, LOAD_BYTES_PER_S = 5.0, 500e6  # of what was never loaded yet
@@ -41,6 +43,7 @@ class FleetState:
     nodes: dict[str, Node] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=Scaling)
     load_seconds: dict[str, float] = field(default_factory=dict)  # by version, of its last load
+    routing: Routing = field(default_factory=Routing)
     position: int = 0
     _by_version: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
     _views: "dict[str, _Seen]" = field(default_factory=dict)
@@ -54,11 +57,12 @@ class FleetState:
         nodes: dict[str, Node],
         scaling: Scaling,
         load_seconds: dict[str, float],
+        routing: Routing,
         position: int,
     ) -> "FleetState":
         """As it was when these were taken from it."""
         by_version = _by_version(placement)
-        return cls(catalog, placement, nodes, scaling, load_seconds, position, by_version)
+        return cls(catalog, placement, nodes, scaling, load_seconds, routing, position, by_version)
 
     def apply(self, recorded: RecordedEvent) -> None:
         event = recorded.event
@@ -72,6 +76,8 @@ class FleetState:
             self._by_version = _by_version(self.placement)
         elif isinstance(event, scalings.ScalingEvent):
             self.scaling = scalings.evolve(self.scaling, event)
+        elif isinstance(event, RoutingEvent):
+            self.routing = routings.evolve(self.routing, event)
         else:
             self.catalog.apply(event)
         self.position = recorded.position

@@ -6,12 +6,13 @@ For request r and a replica on node g (Hanzo GPU Inference, section on routing):
 
     L  = (queue + prefill + decode) / thermal                      estimated seconds
     queue    requests ahead of this one: each one's prefill, and a slot's turn if all are taken
-    prefill  (prompt tokens - tokens in its prefix cache) / measured prefill rate
+    prefill  (prompt tokens - prefix * tokens in its prefix cache) / measured prefill rate
     decode   step time * output tokens
     thermal  1 below 75 C, else 1 - 0.3 * (T - 75) / (T_max - 75): hot nodes are avoided early
     health   w1 (1 - U) + w2 free/total memory + w3 (1 - T/T_max) + w4 / (1 + Q)
 
 Health breaks ties between equal costs; it is not part of the cost, which stays in seconds. A
+The weights are the installation's, set at run time (``domain.routing``). A
 replica that cannot take the request is rejected with a code, never just expensive. One on a
 draining node is rejected while there is any other; it serves alone until its replacement is ready.
 
@@ -39,6 +40,7 @@ from dataclasses import dataclass
 import msgspec
 
 from controlplane.dispatch.refusals import NotReady
+from controlplane.domain.routing import DEFAULT_WEIGHTS, Weights
 
 UNMEASURED_PREFILL_TOKENS_PER_S = 1000.0
 LEAST_PREFILL_TOKENS_PER_S = 0.01  # anything below was not measured, and costs stay finite
@@ -46,22 +48,6 @@ UNMEASURED_STEP_S = 0.03
 DRAINING = ("node_draining", "the node is being drained")
 NO_DEADLINE_S = 1e9  # finite, since it is put on record as JSON
 MAX_COUNTED_OUTPUT = 128  # most requests end long before max_tokens; more would drown the rest
-
-
-class Weights(msgspec.Struct, frozen=True):
-    """``alpha`` per estimated second, ``beta`` in seconds at full utilisation, ``gamma`` per
-    second of loading. Omegas are (idle, memory, cool, queue) and sum to 1."""
-
-    alpha: float = 1.0
-    beta: float = 0.5
-    gamma: float = 1.0
-    omega: tuple[float, float, float, float] = (0.3, 0.3, 0.1, 0.3)
-    t_safe: float = 75.0
-    t_max: float = 83.0
-    stale_s: float = 6.0
-
-
-DEFAULT_WEIGHTS = Weights()
 
 
 class ReplicaView(msgspec.Struct, frozen=True):
@@ -258,7 +244,7 @@ def figures_of(view: ReplicaView, request: RequestView, weights: Weights) -> tup
     if rate < LEAST_PREFILL_TOKENS_PER_S:
         rate = UNMEASURED_PREFILL_TOKENS_PER_S
     prompt, output = request.num_prompt_tokens, request.max_output_tokens
-    uncached = prompt - view.num_cached_tokens
+    uncached = prompt - weights.prefix * view.num_cached_tokens
     prefill = uncached / rate if uncached > 0 else 0.0
     output = output if output < MAX_COUNTED_OUTPUT else MAX_COUNTED_OUTPUT
     decode = (view.decode_step_s or UNMEASURED_STEP_S) * output

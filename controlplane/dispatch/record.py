@@ -29,9 +29,9 @@ from controlplane.dispatch.choose import (
     NoReplica,
     ReplicaView,
     RequestView,
-    Weights,
     choose,
 )
+from controlplane.domain.routing import Weights
 
 FORMULA = 1  # raised with whatever changes what the same inputs give
 SAMPLED, FOLLOWED, REFUSED = "sampled", "followed", "refused"

@@ -8,13 +8,13 @@ from msgspec.structs import replace
 from controlplane.dispatch.choose import (
     ReplicaView,
     RequestView,
-    Weights,
     choose,
     health,
     score,
     thermal_factor,
 )
 from controlplane.dispatch.refusals import NotReady
+from controlplane.domain.routing import Weights
 
 REQUEST = RequestView(num_prompt_tokens=100, max_output_tokens=10)
 A = ReplicaView("a", "n1", prefill_tokens_per_s=1000, decode_step_s=0.02, utilization=0.5)

@@ -12,7 +12,6 @@ from controlplane.dispatch.choose import (
     NoReplica,
     ReplicaView,
     RequestView,
-    Weights,
     choose,
     explain,
 )
@@ -27,6 +26,7 @@ from controlplane.dispatch.record import (
     recompute,
 )
 from controlplane.dispatch.told import sentences
+from controlplane.domain.routing import Weights
 
 GOLDEN = Path(__file__).parent / "golden"
 

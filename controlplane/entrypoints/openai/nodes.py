@@ -65,7 +65,7 @@ class FleetPlacer:
         request = RequestView(len(job.prompts[0]), job.max_tokens[0], waits)
         position, at = self._state.position, self._clock.now()
         try:
-            choice = choose(views, request, excluded=excluded)
+            choice = choose(views, request, self._state.routing.weights, excluded)
         except NoReplica as error:
             saw(Seen(error.choice, position, at))
             reason = self._state.unplaced_reason(job.version_id)

@@ -699,6 +699,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/routing/weights/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["routing_weights_retrieve"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch: operations["routing_weights_change"];
+        trace?: never;
+    };
     "/api/v1/scalings/": {
         parameters: {
             query?: never;
@@ -2302,6 +2318,30 @@ export interface components {
             results: components["schemas"]["Route"][];
             count: number;
         };
+        Routing: {
+            weights: components["schemas"]["RoutingWeights"];
+            defaults: components["schemas"]["RoutingWeights"];
+        };
+        /** @description What is not said stays as it is. */
+        RoutingOrderRequest: {
+            /** @description Kept in the audit. */
+            reason?: string;
+            /** Format: double */
+            alpha?: number;
+            /** Format: double */
+            beta?: number;
+            /** Format: double */
+            gamma?: number;
+            omega?: number[];
+            /** Format: double */
+            t_safe?: number;
+            /** Format: double */
+            t_max?: number;
+            /** Format: double */
+            stale_s?: number;
+            /** Format: double */
+            prefix?: number;
+        };
         /** @description Of the cost alpha * latency + beta * utilization + gamma * loading, and of health. */
         RoutingWeights: {
             /**
@@ -2319,7 +2359,7 @@ export interface components {
              * @description Per second of loading.
              */
             gamma: number;
-            /** @description Of health: idle, memory, cool, queue. */
+            /** @description Of health: idle, memory, cool, queue; sum 1. */
             omega: number[];
             /**
              * Format: double
@@ -2336,6 +2376,11 @@ export interface components {
              * @description A node not heard for longer is ruled out.
              */
             stale_s: number;
+            /**
+             * Format: double
+             * @description How much of what is cached of a prompt is believed: 0 none of it, 1 all.
+             */
+            prefix: number;
         };
         Said: {
             /** @description A message's; or prompt, or tokens. */
@@ -4707,6 +4752,77 @@ export interface operations {
             cookie?: never;
         };
         requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    routing_weights_retrieve: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Routing"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    routing_weights_change: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["RoutingOrderRequest"];
+            };
+        };
         responses: {
             200: {
                 headers: {

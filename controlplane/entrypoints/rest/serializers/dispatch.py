@@ -5,20 +5,7 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane.dispatch.record import FOLLOWED, REFUSED, SAMPLED
-
-
-class RoutingWeightsSerializer(serializers.Serializer[Any]):
-    """Of the cost alpha * latency + beta * utilization + gamma * loading, and of health."""
-
-    alpha = serializers.FloatField(help_text="Per estimated second.")
-    beta = serializers.FloatField(help_text="In seconds, at full utilisation.")
-    gamma = serializers.FloatField(help_text="Per second of loading.")
-    omega = serializers.ListField(
-        child=serializers.FloatField(), help_text="Of health: idle, memory, cool, queue."
-    )
-    t_safe = serializers.FloatField(help_text="In Celsius; hotter nodes cost more.")
-    t_max = serializers.FloatField(help_text="In Celsius; from here on a node is ruled out.")
-    stale_s = serializers.FloatField(help_text="A node not heard for longer is ruled out.")
+from controlplane.entrypoints.rest.serializers.routing import RoutingWeightsSerializer
 
 
 class AskedSerializer(serializers.Serializer[Any]):
