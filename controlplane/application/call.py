@@ -79,6 +79,7 @@ class Part:
     num_output_tokens: int = 0
     num_before: int = 0
     num_cached_tokens: int = 0
+    num_pending_tokens: int = 0  # of the prompt, until the attempt brings a token
     queue_ms: float | None = None  # of the first attempt that brought a token
     attempt_queue_ms: float | None = None
     heard_at: float = 0.0
@@ -264,6 +265,8 @@ class Call:
         if delta.token_ids:
             if self.first_at is None:
                 self.first_at = now
+            if part.num_pending_tokens:
+                self._serving.computed(part)
             part.add(delta)
         if delta.finish_reason:
             self._end_attempt(part, delta)

@@ -158,18 +158,19 @@ class FleetState:
         loads: FleetLoads,
         monotonic: float,
         num_local: Mapping[str, int] | None = None,
+        num_local_tokens: Mapping[str, int] | None = None,
         num_cached: Mapping[str, int] | None = None,
     ) -> list[ReplicaView]:
         """Every replica of the version for ``dispatch.choose``, whatever its state.
 
-        By replica id: ``num_local`` counts this gateway's own requests in flight, ``num_cached``
-        what it has cached of the prompt.
+        By replica id: ``num_local`` counts this gateway's own requests in flight and
+        ``num_local_tokens`` what they have to prefill, ``num_cached`` what of the prompt is cached.
         """
-        local, cached = num_local or {}, num_cached or {}
+        local, tokens, cached = num_local or {}, num_local_tokens or {}, num_cached or {}
         views = self._seen(version_id, loads, monotonic).views
         if not local and not cached:
             return list(views)
-        return [_for_request(view, local, cached) for view in views]
+        return [_for_request(view, local, tokens, cached) for view in views]
 
     def prefix_caches(self, version_id: str, loads: FleetLoads, monotonic: float) -> list[Cache]:
         """What the version's replicas have cached; empty where there is no choice anyway."""
@@ -222,12 +223,20 @@ class _Seen(NamedTuple):
 
 
 def _for_request(
-    view: ReplicaView, local: Mapping[str, int], cached: Mapping[str, int]
+    view: ReplicaView,
+    local: Mapping[str, int],
+    tokens: Mapping[str, int],
+    cached: Mapping[str, int],
 ) -> ReplicaView:
     num_local, num_cached = local.get(view.replica_id, 0), cached.get(view.replica_id, 0)
     if not num_local and not num_cached:
         return view
-    return replace(view, num_local=num_local, num_cached_tokens=num_cached)
+    return replace(
+        view,
+        num_local=num_local,
+        num_local_tokens=tokens.get(view.replica_id, 0),
+        num_cached_tokens=num_cached,
+    )
 
 
 def _caches(assignments: Sequence[Assignment], loads: FleetLoads) -> list[Cache]:

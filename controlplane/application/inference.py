@@ -88,10 +88,19 @@ class Generator(Protocol):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a generation goes."""
+    """Where a generation goes; ``num_uncached_tokens`` of its prompt are to be computed there."""
 
     node_id: str
     replica_id: str
+    num_uncached_tokens: int = 0
+
+
+class InFlight(NamedTuple):
+    """What this gateway has on each replica: requests, and tokens of prompts that none has
+    answered yet."""
+
+    num: Mapping[str, int]
+    num_tokens: Mapping[str, int]
 
 
 class Seen(NamedTuple):
@@ -114,13 +123,13 @@ class Gap(NamedTuple):
 
 
 class Placer(Protocol):
-    """Chooses among the replicas that are ready now; ``num_local`` counts ours by replica id."""
+    """Chooses among the replicas that are ready now; ``local`` is what we have there."""
 
     def choose(
         self,
         job: "Job",
         excluded: frozenset[str],
-        num_local: Mapping[str, int],
+        local: InFlight,
         saw: Callable[[Seen], None],
     ) -> Target:
         """``saw`` is shown the choice, whatever comes of it. Raises Refused ``model_not_ready``

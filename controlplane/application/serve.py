@@ -32,6 +32,7 @@ from controlplane.application.explaining import DEFAULT_SHARE, Explaining
 from controlplane.application.hold import HOLD_S, Holds, NotLoadedYet
 from controlplane.application.inference import (
     Generator,
+    InFlight,
     Job,
     Limits,
     Order,
@@ -74,6 +75,7 @@ class Serving:
     calls: dict[str, Call] = field(default_factory=dict)
     draining: bool = False
     num_local: Counter[str] = field(default_factory=Counter)
+    num_local_tokens: Counter[str] = field(default_factory=Counter)
     num_of_tenant: Counter[str] = field(default_factory=Counter)
     continued: Counter[str] = field(default_factory=Counter)  # choices, by why they had to be
     cut_at: float | None = None  # since when there is no bus, as the sweep saw it
@@ -81,6 +83,7 @@ class Serving:
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.monotonic = self.clock.monotonic
+        self.in_flight = InFlight(self.num_local, self.num_local_tokens)
         self.explaining = Explaining(self.explained_share, self.monotonic)
         self.holds = Holds(self.placer, self.monotonic, self._send_held, self.hold_s)
         self.continuations = Continuations(
@@ -173,7 +176,7 @@ class Serving:
         """Choose a replica and send; raises Refused when there is none to be had."""
         job, before = call.job, part.target
         excluded = part.course.excluded(part.num_output_tokens > 0, self.monotonic())
-        target = self.placer.choose(job, excluded, self.num_local, part.saw)
+        target = self.placer.choose(job, excluded, self.in_flight, part.saw)
         part.begin(target, self.monotonic())
         self.explaining.sent(part, job.request_id)
         order = Order(
@@ -191,6 +194,8 @@ class Serving:
             part.num_cached_tokens,
         )
         self.num_local[target.replica_id] += 1
+        part.num_pending_tokens = target.num_uncached_tokens
+        self.num_local_tokens[target.replica_id] += target.num_uncached_tokens
         part.is_running = True
         try:
             receive = keep(job.capture, call.receive) if job.capture else call.receive
@@ -253,8 +258,15 @@ class Serving:
             self.generator.release(part.order_id)
             self.left(part)
 
+    def computed(self, part: Part) -> None:
+        """Nothing of the part's prompt is to be computed any more."""
+        if part.target is not None:
+            self.num_local_tokens[part.target.replica_id] -= part.num_pending_tokens
+        part.num_pending_tokens = 0
+
     def left(self, part: Part) -> None:
         """The part runs on its replica no more."""
+        self.computed(part)
         if part.is_running and part.target is not None:
             self.num_local[part.target.replica_id] -= 1
         part.is_running = False

@@ -5,7 +5,7 @@ For request r and a replica on node g (Hanzo GPU Inference, section on routing):
     cost = alpha * L(r, g) + beta * U + gamma * [weights not resident] * C_load
 
     L  = (queue + prefill + decode) / thermal                      estimated seconds
-    queue    requests ahead of this one: each one's prefill, and a slot's turn if all are taken
+    queue    what is ahead of this request: its prefill, and a slot's turn if all are taken
     prefill  (prompt tokens - prefix * tokens in its prefix cache) / measured prefill rate
     decode   step time * output tokens
     thermal  1 below 75 C, else 1 - 0.3 * (T - 75) / (T_max - 75): hot nodes are avoided early
@@ -21,8 +21,15 @@ Worked example, 100 prompt tokens, 10 output, rate 1000/s, step 20 ms, U = 0.5 o
     A idle            L = 0 + 0.1 + 0.2 = 0.30   cost 0.30 + 0.5 beta
     B three waiting   L = 0.3 + 0.1 + 0.2 = 0.60 cost 0.60 + 0.5 beta     -> A
 
-Telemetry is up to two seconds old, in which a burst would all choose the same replica. So the
-queue is at least what this gateway itself has in flight there (``num_local``).
+Telemetry is up to two seconds old, in which a burst would all choose the same replica. So what this
+gateway itself sent there counts: the queue is at least the prompt tokens that it waits for there
+(``num_local_tokens``), and each request of its own that the telemetry cannot have counted yet adds
+one slot's part to U. Not its whole prompt: most of those are past their prefill, and a replica
+would lose a conversation to one without its prefix for every other that it serves::
+
+    A and B: 16 slots, U 0.5, 1 running by their telemetry; A has 800 of 1,000 tokens cached
+    3 in flight from here, all generating, on A:  U 0.625, no queue          0.2 s of prefill: A
+    the same, their 900 tokens still to compute:  queue 0.9 s                1.1 s against 1.0: B
 
 A ``Choice`` keeps what it was made from and nothing else: every candidate's terms and every
 rejection follow from that (``Choice.explain``), so a request pays for its winner alone and only
@@ -72,6 +79,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
     num_running: int = 0
     num_waiting: int = 0
     num_local: int = 0
+    num_local_tokens: int = 0
     max_batch: int = 16
     num_blocks: int = 0
     block_size: int = 16
@@ -249,12 +257,16 @@ def figures_of(view: ReplicaView, request: RequestView, weights: Weights) -> tup
     output = output if output < MAX_COUNTED_OUTPUT else MAX_COUNTED_OUTPUT
     decode = (view.decode_step_s or UNMEASURED_STEP_S) * output
     queue = 0.0
+    use = view.utilization
     if view.num_waiting or view.num_local or view.num_running >= view.max_batch:
-        queue = _queue_s(view, prompt / rate, decode)
+        queue = _queue_s(view, prompt, rate, decode)
+        unseen = view.num_local - view.num_running - view.num_waiting
+        if unseen > 0:
+            use += unseen / (view.max_batch or 1)
     hot = view.temperature_c > weights.t_safe
     thermal = thermal_factor(view.temperature_c, weights) if hot else 1.0
     latency = weights.alpha * ((queue + prefill + decode) / thermal)
-    busy = weights.beta * view.utilization
+    busy = weights.beta * use
     loading = 0.0 if view.resident else weights.gamma * view.load_seconds
     return queue, prefill, decode, thermal, latency, busy, loading, latency + busy + loading
 
@@ -278,17 +290,17 @@ def thermal_factor(temperature_c: float, weights: Weights = DEFAULT_WEIGHTS) -> 
     return max(0.1, 1 - 0.3 * (temperature_c - weights.t_safe) / (weights.t_max - weights.t_safe))
 
 
-def _queue_s(view: ReplicaView, prefill_s: float, decode_s: float) -> float:
+def _queue_s(view: ReplicaView, num_prompt_tokens: int, rate: float, decode_s: float) -> float:
     """Seconds until this request's prefill starts.
 
-    Each request ahead prefills first; beyond ``max_batch`` requests at once, one also waits for
-    slots to fall free, of which ``max_batch`` do so per typical generation.
+    Each request ahead prefills first, and is taken to be as long as this one where it is not our
+    own; beyond ``max_batch`` requests at once, one also waits for slots to fall free, of which
+    ``max_batch`` do so per typical generation.
     """
     running, waiting, slots = view.num_running, view.num_waiting, view.max_batch or 1
-    if view.num_local > running + waiting:
-        waiting = view.num_local - running
-    over = running + waiting + 1 - slots
-    return waiting * prefill_s + (over * decode_s / slots if over > 0 else 0.0)
+    ahead = max(waiting * num_prompt_tokens, view.num_local_tokens)
+    over = max(running + waiting, view.num_local) + 1 - slots
+    return ahead / rate + (over * decode_s / slots if over > 0 else 0.0)
 
 
 def _refusal(

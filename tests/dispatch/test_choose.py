@@ -145,6 +145,14 @@ def test_a_burst_between_two_reports_spreads() -> None:
     assert abs(sent["a"] - sent["b"]) <= 1
 
 
+def test_a_conversation_is_not_lost_to_others_that_are_past_their_prefill() -> None:
+    """The docstring's example: what counts of our own requests is what they still compute."""
+    request = RequestView(num_prompt_tokens=1000, max_output_tokens=10)
+    a, b = (replace(one, num_running=1, num_cached_tokens=n) for one, n in ((A, 800), (B, 0)))
+    assert choose([replace(a, num_local=3), b], request).replica_id == "a"
+    assert choose([replace(a, num_local=3, num_local_tokens=900), b], request).replica_id == "b"
+
+
 views = st.builds(
     ReplicaView,
     replica_id=st.sampled_from("abcdef"),

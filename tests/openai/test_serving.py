@@ -103,7 +103,7 @@ class Nodes:
     def release(self, request_id: str) -> None:
         self.sinks.pop(request_id, None)
 
-    def choose(self, job: Job, excluded: frozenset[str], num_local: Any, saw: Any) -> Target:
+    def choose(self, job: Job, excluded: frozenset[str], local: Any, saw: Any) -> Target:
         views = [ReplicaView(one.replica_id, one.node_id) for one in self.replicas]
         try:
             choice = choose(views, RequestView(3, 10), excluded=excluded)

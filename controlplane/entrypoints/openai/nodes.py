@@ -18,6 +18,7 @@ from controlplane.application.gaps import gap_of, tried
 from controlplane.application.hold import HOLD_S
 from controlplane.application.inference import (
     Gap,
+    InFlight,
     Job,
     Order,
     SamplingOptions,
@@ -55,12 +56,12 @@ class FleetPlacer:
         self,
         job: Job,
         excluded: frozenset[str],
-        num_local: Mapping[str, int],
+        local: InFlight,
         saw: Callable[[Seen], None],
     ) -> Target:
         now = self._monotonic()
         prompt, cached = self._prompt(job, now)
-        views = self._state.candidates(job.version_id, self._loads, now, num_local, cached)
+        views = self._state.candidates(job.version_id, self._loads, now, *local, cached)
         waits = self._deadlines.get(job.latency_class, HOLD_S["standard"])
         request = RequestView(len(job.prompts[0]), job.max_tokens[0], waits)
         position, at = self._state.position, self._clock.now()
@@ -74,7 +75,8 @@ class FleetPlacer:
         saw(Seen(choice, position, at))
         if prompt is not None:
             self._sent.note(job.version_id, prompt, choice.replica_id, now)
-        return Target(choice.node_id, choice.replica_id)
+        left = len(job.prompts[0]) - cached.get(choice.replica_id, 0)
+        return Target(choice.node_id, choice.replica_id, left)
 
     def _prompt(self, job: Job, now: float) -> tuple[Prompt | None, Mapping[str, int]]:
         """The prompt, and how much of it each replica has cached; None where one has no choice."""
