@@ -209,6 +209,7 @@ class FleetState:
             draining=known.draining,
             max_batch=spec.max_batch,
             is_held=self._is_sendable(assignment, replica),
+            num_local_then=loads.num_local_then(assignment.replica_id),
             **_device_figures(device),
             **_replica_figures(replica),
         )

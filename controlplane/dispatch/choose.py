@@ -21,15 +21,16 @@ Worked example, 100 prompt tokens, 10 output, rate 1000/s, step 20 ms, U = 0.5 o
     A idle            L = 0 + 0.1 + 0.2 = 0.30   cost 0.30 + 0.5 beta
     B three waiting   L = 0.3 + 0.1 + 0.2 = 0.60 cost 0.60 + 0.5 beta     -> A
 
-Telemetry is up to two seconds old, in which a burst would all choose the same replica. So what this
-gateway itself sent there counts: the queue is at least the prompt tokens that it waits for there
-(``num_local_tokens``), and each request of its own that the telemetry cannot have counted yet adds
-one slot's part to U. Not its whole prompt: most of those are past their prefill, and a replica
-would lose a conversation to one without its prefix for every other that it serves::
+Telemetry is up to two seconds old, in which a burst would all choose the same replica, and one
+that has long done its work would be shunned. But this gateway knows its own part: what it has there
+now (``num_local``, and ``num_local_tokens`` of prompts still to compute), and what it had there
+when the telemetry came (``num_local_then``). So of a reported queue only the others' part is
+believed, our own is what it is now, and what came or went since then changes U by a slot's part::
 
-    A and B: 16 slots, U 0.5, 1 running by their telemetry; A has 800 of 1,000 tokens cached
-    3 in flight from here, all generating, on A:  U 0.625, no queue          0.2 s of prefill: A
-    the same, their 900 tokens still to compute:  queue 0.9 s                1.1 s against 1.0: B
+    reported 1.9 s ago: 1 running, 20 waiting, of which 21 ours; none of ours is there now
+    others 0, queue 0 + 0, U 0.8 - 21/64                                       not 20 prefills
+    reported 1.9 s ago: none; now 3 of ours are there, 900 tokens to compute
+    others 0, queue 0 + 900 / rate, U 0.1 + 3/64                               not none
 
 A ``Choice`` keeps what it was made from and nothing else: every candidate's terms and every
 rejection follow from that (``Choice.explain``), so a request pays for its winner alone and only
@@ -79,6 +80,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
     num_running: int = 0
     num_waiting: int = 0
     num_local: int = 0
+    num_local_then: int = 0
     num_local_tokens: int = 0
     max_batch: int = 16
     num_blocks: int = 0
@@ -260,9 +262,9 @@ def figures_of(view: ReplicaView, request: RequestView, weights: Weights) -> tup
     use = view.utilization
     if view.num_waiting or view.num_local or view.num_running >= view.max_batch:
         queue = _queue_s(view, prompt, rate, decode)
-        unseen = view.num_local - view.num_running - view.num_waiting
-        if unseen > 0:
-            use += unseen / (view.max_batch or 1)
+    if view.num_local != view.num_local_then:
+        use += (view.num_local - view.num_local_then) / (view.max_batch or 1)
+        use = use if use > 0 else 0.0
     hot = view.temperature_c > weights.t_safe
     thermal = thermal_factor(view.temperature_c, weights) if hot else 1.0
     latency = weights.alpha * ((queue + prefill + decode) / thermal)
@@ -293,13 +295,15 @@ def thermal_factor(temperature_c: float, weights: Weights = DEFAULT_WEIGHTS) -> 
 def _queue_s(view: ReplicaView, num_prompt_tokens: int, rate: float, decode_s: float) -> float:
     """Seconds until this request's prefill starts.
 
-    Each request ahead prefills first, and is taken to be as long as this one where it is not our
-    own; beyond ``max_batch`` requests at once, one also waits for slots to fall free, of which
-    ``max_batch`` do so per typical generation.
+    What is ahead prefills first: others' requests, taken to be as long as this one, and what our
+    own still compute. Beyond ``max_batch`` requests at once, one also waits for slots to fall free,
+    of which ``max_batch`` do so per typical generation.
     """
-    running, waiting, slots = view.num_running, view.num_waiting, view.max_batch or 1
-    ahead = max(waiting * num_prompt_tokens, view.num_local_tokens)
-    over = max(running + waiting, view.num_local) + 1 - slots
+    slots, reported = view.max_batch or 1, view.num_running + view.num_waiting
+    others = reported - view.num_local_then
+    waiting = view.num_waiting * others / reported if others > 0 else 0.0
+    ahead = waiting * num_prompt_tokens + view.num_local_tokens
+    over = (others if others > 0 else 0) + view.num_local + 1 - slots
     return ahead / rate + (over * decode_s / slots if over > 0 else 0.0)
 
 

@@ -145,8 +145,19 @@ def test_a_burst_between_two_reports_spreads() -> None:
     assert abs(sent["a"] - sent["b"]) <= 1
 
 
+def test_a_queue_of_our_own_that_is_gone_since_counts_no_more() -> None:
+    """Of what a replica reported, what was ours then is what it is now."""
+    report = {"num_running": 1, "num_waiting": 20}
+    gone, theirs = replace(A, **report, num_local_then=21), replace(B, **report)
+    choice = choose([gone, theirs], REQUEST)
+    assert choice.replica_id == "a" and choice.terms["queue_s"] == 0.0
+    half = replace(A, **report, num_local_then=14, num_local=14)  # a third are others'
+    prefill, slots = 0.1, 6 * 0.2 / 16
+    assert score(half, REQUEST).terms["queue_s"] == pytest.approx(20 / 3 * prefill + slots)
+
+
 def test_a_conversation_is_not_lost_to_others_that_are_past_their_prefill() -> None:
-    """The docstring's example: what counts of our own requests is what they still compute."""
+    """What counts of our own requests is what they still compute."""
     request = RequestView(num_prompt_tokens=1000, max_output_tokens=10)
     a, b = (replace(one, num_running=1, num_cached_tokens=n) for one, n in ((A, 800), (B, 0)))
     assert choose([replace(a, num_local=3), b], request).replica_id == "a"

@@ -52,6 +52,7 @@ def replica_views(draw: st.DrawFn, number: int) -> ReplicaView:
         num_running=draw(st.integers(0, 40)),
         num_waiting=draw(st.integers(0, 9)),
         num_local=draw(st.integers(0, 60)),
+        num_local_then=draw(st.integers(0, 60)),
         num_local_tokens=draw(st.integers(0, 9000)),
         num_blocks=draw(st.sampled_from((0, 10, 10_000))),
         prefill_tokens_per_s=draw(st.sampled_from((0.0, 1000.0)) | _figure(1e5)),

@@ -225,7 +225,7 @@ class Gateway:
             self.serving.sweep(self._refusal_of)
 
     def _on_load(self, load: NodeLoad) -> None:
-        self.placer.record(load)
+        self.placer.record(load, self.serving.num_local)
         self.transport.saw_boot(load.node_id, load.boot_id)
 
     # --- duties ---------------------------------------------------------------------------------

@@ -117,8 +117,9 @@ class FleetPlacer:
             self._tried[version_id] = tried(self._state, version_id, self._clock.now())
         return self._tried[version_id]
 
-    def record(self, load: NodeLoad) -> None:
-        self._loads.record(load, self._monotonic())
+    def record(self, load: NodeLoad, num_local: Mapping[str, int]) -> None:
+        """``num_local``: requests of this gateway by replica, now."""
+        self._loads.record(load, self._monotonic(), num_local)
 
 
 class NatsGenerator:

@@ -32,6 +32,7 @@ class SeenReplicaSerializer(serializers.Serializer[Any]):
     num_running = serializers.IntegerField()
     num_waiting = serializers.IntegerField()
     num_local = serializers.IntegerField(help_text="What this gateway had in flight there.")
+    num_local_then = serializers.IntegerField(help_text="And when its telemetry came.")
     num_local_tokens = serializers.IntegerField(help_text="And what of it was to be prefilled.")
     max_batch = serializers.IntegerField()
     num_blocks = serializers.IntegerField()
