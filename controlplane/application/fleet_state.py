@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from controlplane.application.fleet import DeviceLoad, FleetLoads, ReplicaLoad
 from controlplane.application.ports import RecordedEvent
-from controlplane.dispatch.choose import ReplicaView
+from controlplane.dispatch.choose import ReplicaView, zone_hops
 from controlplane.dispatch.prefix import Cache, cache_of
 from controlplane.dispatch.resolve import Catalog
 from controlplane.domain import node as nodes
@@ -45,6 +45,7 @@ class FleetState:
     load_seconds: dict[str, float] = field(default_factory=dict)  # by version, of its last load
     routing: Routing = field(default_factory=Routing)
     position: int = 0
+    zone: str = ""  # of the process that asks, where it is known
     _by_version: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
     _views: "dict[str, _Seen]" = field(default_factory=dict)
     _views_of: tuple[int, int] = (0, 0)  # what they were made of: log position, telemetry
@@ -62,7 +63,16 @@ class FleetState:
     ) -> "FleetState":
         """As it was when these were taken from it."""
         by_version = _by_version(placement)
-        return cls(catalog, placement, nodes, scaling, load_seconds, routing, position, by_version)
+        return cls(
+            catalog,
+            placement,
+            nodes,
+            scaling,
+            load_seconds,
+            routing,
+            position,
+            _by_version=by_version,
+        )
 
     def apply(self, recorded: RecordedEvent) -> None:
         event = recorded.event
@@ -209,6 +219,7 @@ class FleetState:
             draining=known.draining,
             max_batch=spec.max_batch,
             is_held=self._is_sendable(assignment, replica),
+            zone_hops=zone_hops(self.zone, known.zone),
             num_local_then=loads.num_local_then(assignment.replica_id),
             **_device_figures(device),
             **_replica_figures(replica),

@@ -4,10 +4,11 @@ For request r and a replica on node g (Hanzo GPU Inference, section on routing):
 
     cost = alpha * L(r, g) + beta * U + gamma * [weights not resident] * C_load
 
-    L  = (queue + prefill + decode) / thermal                      estimated seconds
+    L  = (queue + prefill + decode) / thermal + distance           estimated seconds
     queue    what is ahead of this request: its prefill, and a slot's turn if all are taken
     prefill  (prompt tokens - prefix * tokens in its prefix cache) / measured prefill rate
     decode   step time * output tokens
+    distance hop_s for each level of their zones' paths in which node and gateway differ
     thermal  1 below 75 C, else 1 - 0.3 * (T - 75) / (T_max - 75): hot nodes are avoided early
     health   w1 (1 - U) + w2 free/total memory + w3 (1 - T/T_max) + w4 / (1 + Q)
 
@@ -91,6 +92,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
     resident: bool = True
     load_seconds: float = 0.0
     is_held: bool = False
+    zone_hops: int = 0
 
 
 class RequestView(msgspec.Struct, frozen=True):
@@ -106,6 +108,7 @@ TERMS = (
     "prefill_s",
     "decode_s",
     "thermal",
+    "distance_s",
     "latency",
     "utilization",
     "loading",
@@ -267,10 +270,12 @@ def figures_of(view: ReplicaView, request: RequestView, weights: Weights) -> tup
         use = use if use > 0 else 0.0
     hot = view.temperature_c > weights.t_safe
     thermal = thermal_factor(view.temperature_c, weights) if hot else 1.0
-    latency = weights.alpha * ((queue + prefill + decode) / thermal)
+    distance = weights.hop_s * view.zone_hops
+    latency = weights.alpha * ((queue + prefill + decode) / thermal + distance)
     busy = weights.beta * use
     loading = 0.0 if view.resident else weights.gamma * view.load_seconds
-    return queue, prefill, decode, thermal, latency, busy, loading, latency + busy + loading
+    cost = latency + busy + loading
+    return queue, prefill, decode, thermal, distance, latency, busy, loading, cost
 
 
 def health(view: ReplicaView, weights: Weights = DEFAULT_WEIGHTS) -> float:
@@ -305,6 +310,20 @@ def _queue_s(view: ReplicaView, num_prompt_tokens: int, rate: float, decode_s: f
     ahead = waiting * num_prompt_tokens + view.num_local_tokens
     over = (others if others > 0 else 0) + view.num_local + 1 - slots
     return ahead / rate + (over * decode_s / slots if over > 0 else 0.0)
+
+
+def zone_hops(zone: str, other: str) -> int:
+    """Levels in which two zones differ: 1 of ``eu/r1`` and ``eu/r2``, 2 of ``eu/r1`` and ``us/r1``;
+    0 where one is not known."""
+    if not zone or not other:
+        return 0
+    levels, others = zone.split("/"), other.split("/")
+    same = 0
+    for mine, its in zip(levels, others, strict=False):
+        if mine != its:
+            break
+        same += 1
+    return max(len(levels), len(others)) - same
 
 
 def _refusal(

@@ -50,7 +50,8 @@ def _winner(dispatch: Dispatch, winner: Scored, view: ReplicaView) -> str:
     terms = winner.terms
     inner = ", ".join(f"{name} {terms[key]:.3f}" for key, name in _LATENCY)
     factor = f", over {terms['thermal']:.2f} for heat" if terms["thermal"] < 1 else ""
-    cost = f"{terms['latency']:.3f} for its latency in seconds ({inner}{factor})"
+    away = f", distance {terms['distance_s']:.3f}" if terms["distance_s"] else ""
+    cost = f"{terms['latency']:.3f} for its latency in seconds ({inner}{factor}{away})"
     cost += f" + {terms['utilization']:.3f} for its use"
     if terms["loading"]:
         cost += f" + {terms['loading']:.3f} for its loading"

@@ -21,13 +21,14 @@ NAME = "weights"
 STREAM = f"routing-{NAME}"
 MAX_WEIGHT = 1000.0
 STALE_S = (2.5, 60.0)  # a node is heard every two seconds
-MAX_CELSIUS = 150.0
+MAX_CELSIUS, MAX_HOP_S = 150.0, 10.0
 
 
 class Weights(msgspec.Struct, frozen=True):
     """``alpha`` per estimated second, ``beta`` in seconds at full utilisation, ``gamma`` per
     second of loading. Omegas are (idle, memory, cool, queue) and sum to 1. ``prefix``: how much of
-    what a replica seems to have cached of a prompt is believed, 0 to 1. Celsius and seconds."""
+    what a replica seems to have cached of a prompt is believed, 0 to 1. ``hop_s``: what a level of
+    distance between zones costs. Celsius and seconds."""
 
     alpha: float = 1.0
     beta: float = 0.5
@@ -37,6 +38,7 @@ class Weights(msgspec.Struct, frozen=True):
     t_max: float = 83.0
     stale_s: float = 6.0
     prefix: float = 1.0
+    hop_s: float = 0.02
 
 
 DEFAULT_WEIGHTS = Weights()
@@ -86,6 +88,7 @@ def check(weights: Weights) -> None:
     for name in ("alpha", "beta", "gamma"):
         _within(name, getattr(weights, name), 0.0, MAX_WEIGHT)
     _within("prefix", weights.prefix, 0.0, 1.0)
+    _within("hop_s", weights.hop_s, 0.0, MAX_HOP_S)
     _within("stale_s", weights.stale_s, *STALE_S)
     _within("t_max", weights.t_max, 1.0, MAX_CELSIUS)
     _within("t_safe", weights.t_safe, 0.0, weights.t_max)

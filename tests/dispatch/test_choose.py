@@ -12,6 +12,7 @@ from controlplane.dispatch.choose import (
     health,
     score,
     thermal_factor,
+    zone_hops,
 )
 from controlplane.dispatch.refusals import NotReady
 from controlplane.domain.routing import Weights
@@ -35,7 +36,7 @@ def test_the_cost_is_the_sum_of_its_terms() -> None:
                       REQUEST).candidates:  # fmt: skip
         terms = one.terms
         seconds = (terms["queue_s"] + terms["prefill_s"] + terms["decode_s"]) / terms["thermal"]
-        assert terms["latency"] == pytest.approx(seconds)
+        assert terms["latency"] == pytest.approx(seconds + terms["distance_s"])
         assert one.cost == terms["latency"] + terms["utilization"] + terms["loading"]
 
 
@@ -44,6 +45,7 @@ def test_the_cost_is_the_sum_of_its_terms() -> None:
     [
         {"utilization": 0.9},
         {"num_waiting": 4},
+        {"zone_hops": 1},
         {"num_running": 40},
         {"num_local": 40},
         {"temperature_c": 80.0},
@@ -134,6 +136,13 @@ def test_a_replica_that_failed_this_request_is_not_asked_again() -> None:
 def test_no_replica_at_all_is_not_ready() -> None:
     with pytest.raises(NotReady):
         choose([], REQUEST)
+
+
+def test_zones_are_as_far_apart_as_their_paths_differ() -> None:
+    assert [zone_hops("eu/r1", other) for other in ("eu/r1", "eu/r2", "us/r1", "eu", "us", "")] == [
+        0, 1, 2, 1, 2, 0,
+    ]  # fmt: skip
+    assert zone_hops("", "eu/r1") == 0
 
 
 def test_a_burst_between_two_reports_spreads() -> None:

@@ -61,6 +61,7 @@ def replica_views(draw: st.DrawFn, number: int) -> ReplicaView:
         resident=draw(st.booleans()),
         load_seconds=draw(_figure(30)),
         is_held=draw(st.booleans()),
+        zone_hops=draw(st.integers(0, 3)),
     )
 
 

@@ -128,7 +128,7 @@ SAMPLES: tuple[Event, ...] = (
     audit.TextRead("acme", "req-1", 6.0),
     routing.RoutingWeightsSet(
         routing.Weights(),
-        routing.Weights(1.5, 0.25, 2.0, (0.25, 0.25, 0.25, 0.25), 70.0, 90.0, 8.0, 0.5),
+        routing.Weights(1.5, 0.25, 2.0, (0.25, 0.25, 0.25, 0.25), 70.0, 90.0, 8.0, 0.5, 0.1),
         7.0,
     ),
     retention.RetentionSet("text", 30, None, 1.0),

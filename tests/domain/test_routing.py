@@ -37,6 +37,7 @@ def test_what_is_so_already_changes_nothing() -> None:
         {"gamma": float("inf")},
         {"beta": float("nan")},
         {"prefix": 1.5},
+        {"hop_s": -0.1},
         {"stale_s": 1.0},
         {"t_safe": 83.0},
         {"t_max": 75.0},

@@ -88,6 +88,7 @@ class GatewaySettings:
     limits_fallback: str = LOCAL
     hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
     explained_share: float = DEFAULT_SHARE
+    zone: str = ""
 
 
 class Gateway:
@@ -100,7 +101,7 @@ class Gateway:
         self._store = store
         self.host = socket.gethostname()
         self.name = f"gw-{os.getpid()}-{secrets.token_hex(4)}"  # one token of a bus subject
-        self.state, self.loads = FleetState(), FleetLoads()
+        self.state, self.loads = FleetState(zone=settings.zone), FleetLoads()
         self._loop = asyncio.get_running_loop()
         self.live = LiveRows(store, on_event=self._on_event)
         self.keys = KeyRing(self.live.rows)

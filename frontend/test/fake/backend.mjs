@@ -480,6 +480,7 @@ function dispatchOf({ request_id, outcome, node_id, replica_id, started_at }) {
     prefill_s: 0.1,
     decode_s: 0.2,
     thermal: 1,
+    distance_s: 0,
     latency,
     utilization,
     loading: 0,

@@ -43,6 +43,7 @@ class SeenReplicaSerializer(serializers.Serializer[Any]):
     resident = serializers.BooleanField()
     load_seconds = serializers.FloatField()
     is_held = serializers.BooleanField()
+    zone_hops = serializers.IntegerField(help_text="Levels in which its zone is not the gateway's.")
 
 
 class CostTermsSerializer(serializers.Serializer[Any]):
@@ -52,6 +53,7 @@ class CostTermsSerializer(serializers.Serializer[Any]):
     prefill_s = serializers.FloatField()
     decode_s = serializers.FloatField()
     thermal = serializers.FloatField()
+    distance_s = serializers.FloatField()
     latency = serializers.FloatField()
     utilization = serializers.FloatField()
     loading = serializers.FloatField()

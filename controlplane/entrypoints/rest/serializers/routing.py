@@ -22,6 +22,7 @@ class RoutingWeightsSerializer(serializers.Serializer[Any]):
     prefix = serializers.FloatField(
         help_text="How much of what is cached of a prompt is believed: 0 none of it, 1 all."
     )
+    hop_s = serializers.FloatField(help_text="Per level in which node's and gateway's zone differ.")
 
 
 class RoutingSerializer(serializers.Serializer[Any]):
@@ -40,3 +41,4 @@ class RoutingOrder(Order):
     t_max = Number(required=False)
     stale_s = Number(required=False)
     prefix = Number(required=False)
+    hop_s = Number(required=False)

@@ -115,6 +115,7 @@ function columns(candidates: DispatchCandidate[]): Column<DispatchCandidate>[] {
     cell: ({ terms }: DispatchCandidate) => terms[name].toFixed(3),
   });
   const hot = candidates.some(({ terms }) => terms.thermal < 1);
+  const far = candidates.some(({ terms }) => terms.distance_s > 0);
   const loads = candidates.some(({ terms }) => terms.loading > 0);
   return [
     {
@@ -132,6 +133,7 @@ function columns(candidates: DispatchCandidate[]): Column<DispatchCandidate>[] {
     term("Prefill", "prefill_s", true),
     term("Decode", "decode_s", true),
     ...(hot ? [term("Heat", "thermal", true)] : []),
+    ...(far ? [term("Distance", "distance_s", true)] : []),
     term("Latency", "latency"),
     term("Use", "utilization"),
     ...(loads ? [term("Loading", "loading")] : []),
