@@ -60,3 +60,9 @@ test("the settings say how long what is kept", async () => {
   await screen.findByText("396 days; up to number 12,000 they are archived");
   expect(screen.getAllByText("for ever")).toHaveLength(2);
 });
+
+test("the settings say by which weights replicas are chosen, and which were changed", async () => {
+  await open("/settings");
+  await screen.findByText("2, by default 0.5");
+  screen.getByText("75 °C");
+});

@@ -119,6 +119,7 @@ export class FakeBackend {
     if (kind === "requests" && sub === "dispatch") return ok(dispatchOf(found()));
     if (kind === "requests" && id) return ok(found());
     if (kind === "usage" && id === "check") return ok({ last: CHECK });
+    if (kind === "routing") return ok({ weights: { ...WEIGHTS, beta: 2 }, defaults: WEIGHTS });
     if (kind === "retention") return ok({ next: null, previous: null, results: RETENTION });
     if (kind === "usage") return ok(usageOf(query));
     if (kind === "requests") return this.page(this.requests(query), query, "after");
@@ -503,7 +504,7 @@ function dispatchOf({ request_id, outcome, node_id, replica_id, started_at }) {
     formula: 1,
     replica_id,
     node_id,
-    weights: { alpha: 1, beta: 0.5, gamma: 1, omega: [0.3, 0.3, 0.1, 0.3], t_safe: 75, t_max: 83 },
+    weights: WEIGHTS,
     request: { num_prompt_tokens: 31, max_output_tokens: 256, max_wait_s: 60 },
     num_replicas: 3,
     replicas: [],
@@ -528,6 +529,18 @@ const CHECK = {
   num_differences: 0,
   differences: [],
   seconds: 0.042,
+};
+
+const WEIGHTS = {
+  alpha: 1,
+  beta: 0.5,
+  gamma: 1,
+  omega: [0.3, 0.3, 0.1, 0.3],
+  t_safe: 75,
+  t_max: 83,
+  stale_s: 6,
+  prefix: 1,
+  hop_s: 0.02,
 };
 
 const RETENTION = [
