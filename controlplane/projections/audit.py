@@ -154,6 +154,7 @@ ADMINISTRATIVE: tuple[type[Event], ...] = (
     *get_args(route.RouteEvent),
     node.NodeDrainStarted,
     node.NodeDrainEnded,
+    node.NodeRemoved,
     *get_args(retention.RetentionEvent),
     routing.RoutingWeightsSet,
 )

@@ -420,7 +420,7 @@ export interface paths {
         get: operations["nodes_retrieve"];
         put?: never;
         post?: never;
-        delete?: never;
+        delete: operations["nodes_remove"];
         options?: never;
         head?: never;
         patch?: never;
@@ -1383,6 +1383,8 @@ export interface components {
             /** Format: double */
             thermal: number;
             /** Format: double */
+            distance_s: number;
+            /** Format: double */
             latency: number;
             /** Format: double */
             utilization: number;
@@ -2341,6 +2343,8 @@ export interface components {
             stale_s?: number;
             /** Format: double */
             prefix?: number;
+            /** Format: double */
+            hop_s?: number;
         };
         /** @description Of the cost alpha * latency + beta * utilization + gamma * loading, and of health. */
         RoutingWeights: {
@@ -2381,6 +2385,11 @@ export interface components {
              * @description How much of what is cached of a prompt is believed: 0 none of it, 1 all.
              */
             prefix: number;
+            /**
+             * Format: double
+             * @description Per level in which node's and gateway's zone differ.
+             */
+            hop_s: number;
         };
         Said: {
             /** @description A message's; or prompt, or tokens. */
@@ -2461,6 +2470,10 @@ export interface components {
             num_waiting: number;
             /** @description What this gateway had in flight there. */
             num_local: number;
+            /** @description And when its telemetry came. */
+            num_local_then: number;
+            /** @description And what of it was to be prefilled. */
+            num_local_tokens: number;
             max_batch: number;
             num_blocks: number;
             block_size: number;
@@ -2474,6 +2487,8 @@ export interface components {
             /** Format: double */
             load_seconds: number;
             is_held: boolean;
+            /** @description Levels in which its zone is not the gateway's. */
+            zone_hops: number;
         };
         Session: {
             username: string;
@@ -4000,6 +4015,45 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Node"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    nodes_remove: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                node_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
                 };
             };
             "4XX": {
