@@ -38,8 +38,8 @@ rejection follow from that (``Choice.explain``), so a request pays for its winne
 one that is to be explained (``record``) for the rest. ``choose`` asks for one figure per replica,
 the cost, and for the health of those that tie; ``explain`` for all of it::
 
-    choose     A 0.30, B 0.60: A                                   of 64 replicas: 0.6 of what it took
-    explain    A (queue 0.0, prefill 0.1, decode 0.2, ...), B (...): A     when all was explained
+    choose     A 0.30, B 0.60: A                   takes 0.6 of the time that explaining all took
+    explain    A (queue 0.0, prefill 0.1, decode 0.2, ...), B (...): A
 """
 
 import math
