@@ -46,8 +46,9 @@ from controlplane.placement.reconcile import Difference, difference, over_capaci
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 from controlplane.placement.survey import Survey, survey
 
-PLANNER = 3  # stored with each decision; one more whenever rules or weights change
-REPLAYED = frozenset({2, PLANNER})  # 3 decides as 2 did where nothing is swappable or measured
+PLANNER = 4  # stored with each decision; one more whenever rules or weights change
+# 3 decides as 2 did where nothing is swappable or measured, 4 as 3 where there is one engine
+REPLAYED = frozenset({2, 3, PLANNER})
 HELPFUL_CODES = (
     "backoff",
     "anti_affinity",
@@ -59,6 +60,7 @@ HELPFUL_CODES = (
     "too_small",
     "too_few_devices",
     "wrong_class",
+    "no_engine",
 )
 
 

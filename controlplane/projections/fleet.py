@@ -286,7 +286,7 @@ def _state(rows: Rows, replica: Replica) -> str:
 
 PROJECTION = Projection(
     "fleet",
-    3,
+    4,
     (Node, Replica, LoadFailure),
     {
         domain.NodeJoined: _joined,

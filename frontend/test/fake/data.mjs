@@ -29,6 +29,7 @@ export function version(model, name, part = {}) {
     disaggregation: "none",
     guaranteed_percent: 0,
     residency: "resident",
+    engine: "builtin",
     retired: false,
     status: "ready",
     ready_replicas: 1,

@@ -75,7 +75,10 @@ class Launch:
         kept = {name: text for name, text in base.items() if not name.startswith(NOT_PASSED_ON)}
         threads = {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        return {**kept, **threads, **offline, "TMPDIR": folder, "VLLM_API_KEY": key}
+        own = {"TMPDIR": folder, "VLLM_API_KEY": key}
+        # Some of its sampling is compiled when it is first asked for, for half a minute on a CPU.
+        eager = {"TORCH_COMPILE_DISABLE": "1"} if "--enforce-eager" in self.options else {}
+        return {**kept, **threads, **offline, **eager, **own}
 
 
 class Server:
