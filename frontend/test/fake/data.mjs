@@ -81,6 +81,7 @@ function node(node_id, zone, replicas, part = {}) {
       name: "Xeon 8481C share",
       memory_bytes: 4 * GIB,
     })),
+    host: { cpu_milli: 16000, memory_bytes: 64 * GIB, fabric: "", engines: ["builtin"] },
     replicas,
     joined_at: T0,
     last_seen: T0 + 3500,

@@ -6,11 +6,11 @@ from rest_framework import serializers
 
 from controlplane.domain.model import (
     DISAGGREGATIONS,
+    ENGINES,
     KV_CACHE_DTYPES,
     POLICIES,
     PRIORITIES,
     QUANTIZATIONS,
-    ENGINES,
     RESIDENCIES,
     SPECULATIONS,
 )

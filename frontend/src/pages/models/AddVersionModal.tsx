@@ -37,9 +37,24 @@ function nextSpec({ versions }: Model): Spec {
   const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens };
   const { quantization, kv_cache_dtype, policy, priority, guaranteed_percent, residency } = newest;
   const { speculation, draft_model, disaggregation, engine } = newest;
-  const options = { quantization, kv_cache_dtype, policy, speculation, draft_model, disaggregation };
+  const options = {
+    quantization,
+    kv_cache_dtype,
+    policy,
+    speculation,
+    draft_model,
+    disaggregation,
+  };
   const share = { priority, guaranteed_percent, residency };
-  return { ...FIRST, version: nextName(newest.version), source, ...limits, engine, ...options, ...share };
+  return {
+    ...FIRST,
+    version: nextName(newest.version),
+    source,
+    ...limits,
+    engine,
+    ...options,
+    ...share,
+  };
 }
 
 /** v1 → v2, 2024-r9 → 2024-r10; a name without a number at its end has no next one. */
