@@ -3,8 +3,8 @@
 Run as vLLM is: ``--uds PATH --behaviour NAME ...``; the rest is read past. Its next token is a
 function of all tokens before it (``next_token``), so what it ought to say is known. Behaviours: ok,
 slow (a tenth of a second a token), drop (the connection, after two tokens), error (500), garbage,
-miscount (one token too few in ``usage``), silent (no token ever), fails (ends before it is ready),
-mute (is never ready).
+nonsense (a token below 0), aborts (at once), miscount (one token too few in ``usage``), silent (no
+token ever), fails (ends before it is ready), mute (is never ready).
 """
 
 import argparse
@@ -64,6 +64,8 @@ async def completion(order: dict[str, Any], behaviour: str) -> AsyncIterator[byt
         produced, num_tokens = produced + 1, num_tokens + 1
         is_stop = token in order["stop_token_ids"]
         reason = "stop" if is_stop else "length" if produced >= order["max_tokens"] else None
+        token = -5 if behaviour == "nonsense" else token
+        reason = "abort" if behaviour == "aborts" else reason
         choice = {"index": 0, "text": "?", "token_ids": [token], "finish_reason": reason}
         choice["logprobs"] = logprobs(token, order.get("logprobs"))
         yield event({"choices": [choice]})

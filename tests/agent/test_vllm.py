@@ -14,7 +14,9 @@ import pytest
 
 from gpuagent.agent.backends import vllm
 from gpuagent.agent.backends.base import LoadedModel, LoadError
+from gpuagent.agent.backends.vllm_figures import Figures, read_figures
 from gpuagent.agent.backends.vllm_server import failure_reason
+from gpuagent.agent.backends.vllm_stream import Stream
 from gpuagent.agent.ipc import WorkerConfig
 from gpuagent.engine.request import (
     GenerationRequest,
@@ -178,8 +180,7 @@ def test_every_parameter_is_in_the_order(load: Load) -> None:
                     logit_bias=((4, 2.5),), logprobs=3, stop_token_ids=(9,))  # fmt: skip
     params = SamplingParams(max_tokens=8, **sampling)
     request = GenerationRequest("r", PROMPT, params, LatencyClass.BATCH, b"salt")
-    live = vllm._Live(request, None, frozenset({9, EOS}), 8)
-    body = vllm._body(live, (7,))
+    body = Stream(request, None, frozenset({9, EOS}), 8).body((7,))
     same = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
     assert {name: body[name] for name in same} == {name: sampling[name] for name in same}
     assert (body["prompt"], body["max_tokens"], body["logprobs"]) == ([10, 20, 30, 7], 7, 3)
@@ -217,11 +218,11 @@ def test_a_closed_stream_frees_what_it_held(load: Load) -> None:
     model.engine.cancel("r")
     (last,) = _drive(model, 1.0)
     assert (last.finish_reason, last.num_output_tokens) == ("cancelled", 1)
-    figures: list[vllm.Figures] = []
+    figures: list[Figures] = []
     give_up = time.monotonic() + 1.0
     while not figures or 'num_requests_running{engine="0"} 0' not in figures[-1].told:
         assert time.monotonic() < give_up, figures[-1:]
-        model.engine.client.get("/metrics", lambda _, text: figures.append(vllm.read_figures(text)))
+        model.engine.client.get("/metrics", lambda _, text: figures.append(read_figures(text)))
         time.sleep(0.05)
 
 
@@ -232,6 +233,8 @@ def test_a_closed_stream_frees_what_it_held(load: Load) -> None:
         ("drop", "engine_lost", 2),
         ("error", "engine_lost", 0),
         ("garbage", "stream_corrupt", 1),
+        ("nonsense", "stream_corrupt", 0),  # a token that there is not
+        ("aborts", "stream_corrupt", 0),
         ("miscount", "stream_corrupt", 7),  # the last one waited for the count
     ],
 )

@@ -65,7 +65,8 @@ def test_the_version_is_only_where_its_engine_is(mixed: Product) -> None:
     (placed,) = ready(mixed, "other")
     assert placed["node_id"] == NODE
     told = mixed.get(f"placements/{placed['replica_id']}/explain/")
-    assert {one["node_id"]: one["code"] for one in told["rejections"]} == {"node-1": "no_engine"}
+    (change,) = told["changes"]
+    assert {one["node_id"]: one["code"] for one in change["rejections"]} == {"node-1": "no_engine"}
     for decision in mixed.results("decisions/"):
         assert mixed.get(f"decisions/{decision['decision_id']}/replay/")["equal"]
 

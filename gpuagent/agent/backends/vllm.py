@@ -33,15 +33,11 @@ A child that dies, or that has work and shows no sign of any for ``stall_seconds
 its requests, as if a step had raised; the agent starts another.
 """
 
-import re
 import time
-from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import Empty
-from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -50,7 +46,9 @@ from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
 from gpuagent.agent.backends.fetching import fetch, to_wire
 from gpuagent.agent.backends.memory import divide
 from gpuagent.agent.backends.vllm_client import Choice, Chunk, Client, Done, Event, Failed, Usage
-from gpuagent.agent.backends.vllm_server import MODEL, Launch, Server
+from gpuagent.agent.backends.vllm_figures import Figures, read_figures
+from gpuagent.agent.backends.vllm_server import Launch, Server
+from gpuagent.agent.backends.vllm_stream import PRIORITY, Corrupt, Stream
 from gpuagent.agent.ipc import WorkerConfig
 from gpuagent.agent.model_store.errors import ModelStoreError
 from gpuagent.agent.model_store.store import LocalModel
@@ -62,10 +60,8 @@ from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
     HandOver,
-    LatencyClass,
     RequestOutput,
     RequestRejected,
-    TokenLogprob,
 )
 from gpuagent.engine.sampling_checks import check_sampling
 from gpuagent.models.config import ModelConfig, read_config
@@ -77,9 +73,6 @@ GATHER_S = 0.001  # what one step of vLLM's produced comes on several connection
 METRICS_S = 0.5
 MAX_BIAS = 100.0  # vLLM cuts off what is beyond
 BLOCK_SIZE = 128  # of vLLM's on a CPU, the largest that it takes by itself
-PRIORITY = {LatencyClass.REALTIME: 0, LatencyClass.STANDARD: 1, LatencyClass.BATCH: 2}
-METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class EngineLost(Exception):
@@ -166,56 +159,6 @@ def _launch(
     )
 
 
-@dataclass(slots=True)
-class _Live:
-    """One stream and what was delivered of it; ``num_raw`` are tokens as vLLM counts them.
-
-    ``held`` is the last output, which waits for vLLM's own count.
-    """
-
-    request: GenerationRequest
-    detokenizer: Detokenizer
-    stop_ids: frozenset[int]
-    limit: int
-    num_output: int = 0
-    num_raw: int = 0
-    num_cached: int = 0
-    reason: str | None = None
-    held: RequestOutput | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What vLLM's ``/metrics`` says; ``told`` are all its lines, to see that something moves."""
-
-    num_waiting: int = 0
-    kv_usage: float = 0.0
-    num_preemptions: int = 0
-    num_blocks: int = 0
-    block_size: int = 0
-    told: str = ""
-
-
-def read_figures(text: str) -> Figures:
-    """The figures in an exposition of vLLM's; what is missing is 0."""
-    values: Counter[str] = Counter()
-    labels: dict[str, str] = {}
-    for name, found, value in METRIC.findall(text):
-        with suppress(ValueError):
-            values[name] += float(value)  # type: ignore[assignment]
-        if name == "cache_config_info":
-            labels = dict(LABEL.findall(found))
-    num_blocks, block_size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-    return Figures(
-        num_waiting=int(values["num_requests_waiting"]),
-        kv_usage=float(values["kv_cache_usage_perc"]),
-        num_preemptions=int(values["num_preemptions_total"]),
-        num_blocks=int(num_blocks) if num_blocks.isdigit() else 0,
-        block_size=int(block_size) if block_size.isdigit() else 0,
-        told="\n".join(line for line in text.splitlines() if line.startswith("vllm:")),
-    )
-
-
 @dataclass
 class VllmEngine:
     """`gpuagent.engine.request.Engine` whose steps are taken by another process."""
@@ -224,9 +167,9 @@ class VllmEngine:
     model: _Model
     max_model_len: int
     stall_seconds: float
-    _live: dict[str, _Live] = field(default_factory=dict)
+    _live: dict[str, Stream] = field(default_factory=dict)
     _ended: list[RequestOutput] = field(default_factory=list)
-    _figures: Figures = Figures()
+    _figures: Figures = field(default_factory=Figures)
     _asked_at: float = 0.0
     _moved_at: float = 0.0
     _num: Counter[str] = field(default_factory=Counter)
@@ -256,26 +199,22 @@ class VllmEngine:
         self, request: GenerationRequest, sent: tuple[int, ...] = (), num_cached: int = 0
     ) -> None:
         self._check(request, sent)
-        sampling = request.sampling
+        sampling, prompt = request.sampling, request.prompt_token_ids
         eos = () if sampling.ignore_eos else self.model.bundle.eos_token_id
-        prompt = request.prompt_token_ids
-        live = _Live(
+        stream = Stream(
             request,
             Detokenizer(self.model.tokenizer, prompt, sampling.stop),
             frozenset(sampling.stop_token_ids) | frozenset(eos),
             min(sampling.max_tokens, self.max_model_len - len(prompt)),
-            num_output=len(sent),
-            num_cached=num_cached,
         )
-        for token in sent:
-            live.detokenizer.push(token)  # its text is delivered already
-        if live.detokenizer.stopped or len(sent) >= live.limit:
-            self._ended.append(_ending(live, "stop" if live.detokenizer.stopped else "length"))
+        stream.resume(sent, num_cached)
+        if stream.reason:  # only the word that it has ended is missing
+            self._ended.append(stream.ending(stream.reason))
             return
         if not self._live:
             self._moved_at = self._stepped_at = time.monotonic()
-        self._live[request.request_id] = live
-        self.client.open(request.request_id, _body(live, sent))
+        self._live[request.request_id] = stream
+        self.client.open(request.request_id, stream.body(sent))
 
     def _check(self, request: GenerationRequest, sent: tuple[int, ...]) -> None:
         sampling, vocab_size = request.sampling, self.model.shape.vocab_size
@@ -297,13 +236,13 @@ class VllmEngine:
 
     def cancel(self, request_id: str) -> None:
         """Close the stream, at which vLLM forgets the request; the next step reports it."""
-        if live := self._live.get(request_id):
-            self._ended.append(self._close(live, _ending(live, "cancelled")))
+        if stream := self._live.get(request_id):
+            self._ended.append(self._close(stream, stream.ending("cancelled")))
 
-    def _close(self, live: _Live, output: RequestOutput) -> RequestOutput:
+    def _close(self, stream: Stream, output: RequestOutput) -> RequestOutput:
         """Forget a request that ends with ``output``."""
-        del self._live[live.request.request_id]
-        self.client.close(live.request.request_id)
+        del self._live[stream.request.request_id]
+        self.client.close(stream.request.request_id)
         return output
 
     # --- steps ------------------------------------------------------------------------------
@@ -322,8 +261,8 @@ class VllmEngine:
         self._ask_for_figures(now)
         events = self._arrived(0.0 if outputs else WAIT_S)
         for request_id, event in events:
-            if live := self._live.get(request_id):
-                outputs += self._take(live, event)
+            if stream := self._live.get(request_id):
+                outputs += self._take(stream, event)
         if events:
             self._note_step()
         elif self._live and now - self._moved_at > self.stall_seconds:
@@ -346,97 +285,34 @@ class VllmEngine:
         self._moved_at = self._stepped_at = now
         self._num["steps"] += 1
 
-    def _take(self, live: _Live, event: Event) -> list[RequestOutput]:
-        match event:
-            case Chunk(usage=Usage() as usage):
-                return [self._close(live, self._counted(live, usage))]
-            case Chunk(choices=choices):
-                return [one for choice in choices for one in self._choice(live, choice)]
-            case Failed(code=code, message=message):
-                failure = replace(_ending(live, "error", code), error_type=message)
-                return [self._close(live, failure)]
-            case Done():  # without a count
-                return [self._close(live, _ending(live, "error", "stream_corrupt"))]
+    def _take(self, stream: Stream, event: Event) -> list[RequestOutput]:
+        try:
+            match event:
+                case Chunk(usage=Usage() as usage):
+                    self._num["cached_tokens"] += usage.num_cached
+                    return [self._close(stream, stream.counted(usage))]
+                case Chunk(choices=choices):
+                    return [one for choice in choices for one in self._choice(stream, choice)]
+                case Failed(code=code, message=message):
+                    return [self._close(stream, stream.ending("error", code, message))]
+                case Done():
+                    raise Corrupt("it ended without a count")
+        except (Corrupt, ValueError, OverflowError) as error:  # or a token that is none
+            failure = stream.ending("error", "stream_corrupt", f"vLLM's stream: {error}")
+            return [self._close(stream, failure)]
         raise AssertionError(event)
 
-    def _choice(self, live: _Live, choice: Choice) -> list[RequestOutput]:
-        index, is_first = live.num_output, live.num_raw == 0
-        tokens, text = self._accept(live, choice.token_ids or [])
-        if choice.finish_reason and live.reason is None:
-            live.reason = "length" if choice.finish_reason == "length" else "stop"
-        if live.reason:
-            text += live.detokenizer.finish()
-            live.reason = "stop" if live.detokenizer.stopped else live.reason
-        if is_first and live.num_raw:
-            self._num["prefill_tokens"] += len(live.request.prompt_token_ids) + index
-        self._num["decode_tokens"] += len(tokens) - (is_first and bool(tokens))
-        entries = self._logprobs(choice, live.request.sampling.logprobs)[: len(tokens)]
-        output = _output(live, index, tokens, text, entries, live.reason)
-        if not live.reason:
-            return [output] if tokens or text else []
-        if not choice.finish_reason:
-            return [self._close(live, output)]
-        live.held = output
-        return []
-
-    def _accept(self, live: _Live, token_ids: Iterable[int]) -> tuple[tuple[int, ...], str]:
-        """The tokens up to the one that ends it, and the text that they allow."""
-        tokens: list[int] = []
-        text = ""
-        for token in token_ids:
-            live.num_raw += 1
-            if live.reason:
-                continue  # computed before vLLM knew
-            if token in live.stop_ids:
-                live.reason = "stop"
-                continue
-            tokens.append(token)
-            text += live.detokenizer.push(token)
-            live.num_output += 1
-            if live.detokenizer.stopped:
-                live.reason = "stop"
-            elif live.num_output >= live.limit:
-                live.reason = "length"
-        return tuple(tokens), text
-
-    def _counted(self, live: _Live, usage: Usage) -> RequestOutput:
-        """The last output, if vLLM has sent as many tokens as have arrived."""
-        details = usage.prompt_tokens_details
-        cached = (details.cached_tokens or 0) if details else 0
-        self._num["cached_tokens"] += cached
-        if live.held is None or usage.completion_tokens != live.num_raw:
-            live.num_output = live.held.index if live.held else live.num_output
-            return _ending(live, "error", "stream_corrupt")
-        num_sent = usage.prompt_tokens - len(live.request.prompt_token_ids)
-        if not num_sent:  # else it is what the first replica found
-            live.num_cached = cached
-        held = live.held
-        return _output(
-            live, held.index, held.token_ids, held.text, held.logprobs, held.finish_reason
-        )
-
-    def _logprobs(self, choice: Choice, num_top: int | None) -> tuple[TokenLogprob, ...]:
-        if num_top is None or choice.logprobs is None:
-            return ()
-        rows = zip(
-            choice.logprobs.get("tokens", ()),
-            choice.logprobs.get("token_logprobs", ()),
-            choice.logprobs.get("top_logprobs", ()),
-            strict=False,
-        )
-        return tuple(self._logprob(*row, num_top) for row in rows)
-
-    def _logprob(
-        self, token: str, logprob: float, top: dict[str, float], num_top: int
-    ) -> TokenLogprob:
-        """vLLM adds the chosen token to the best ones, named as ``token_id:42``."""
-        best = sorted(top.items(), key=lambda entry: -entry[1])[:num_top]
-        rows = tuple((_id(name), self._text(_id(name)), value) for name, value in best)
-        return TokenLogprob(_id(token), self._text(_id(token)), logprob, rows)
-
-    def _text(self, token: int) -> str:
-        text: str = self.model.tokenizer.decode([token], skip_special_tokens=False)
-        return text
+    def _choice(self, stream: Stream, choice: Choice) -> list[RequestOutput]:
+        index, is_first = stream.num_output, stream.num_raw == 0
+        output = stream.take(choice)
+        num_new = stream.num_output - index
+        if is_first and stream.num_raw:
+            self._num["prefill_tokens"] += len(stream.request.prompt_token_ids) + index
+            num_new = max(num_new - 1, 0)
+        self._num["decode_tokens"] += num_new
+        if output is None:
+            return []
+        return [self._close(stream, output) if output.finish_reason else output]
 
     # --- figures ----------------------------------------------------------------------------
     def _ask_for_figures(self, now: float) -> None:
@@ -520,71 +396,3 @@ class VllmEngine:
 
     def detach(self, request_id: str, contents: memoryview) -> HandOver:
         raise RuntimeError("vLLM gives no keys and values away")
-
-
-def _body(live: _Live, sent: tuple[int, ...]) -> dict[str, Any]:
-    """The order to vLLM, every parameter said: none of its defaults counts."""
-    request, sampling = live.request, live.request.sampling
-    body: dict[str, Any] = {
-        "model": MODEL,
-        "prompt": [*request.prompt_token_ids, *sent],
-        "max_tokens": live.limit - len(sent),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-        "priority": PRIORITY[request.latency_class],
-        "ignore_eos": True,  # it is one of the stop tokens, if it counts
-        "stop_token_ids": sorted(live.stop_ids),
-        "stop": list(sampling.stop),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-    }
-    if sampling.seed is not None:
-        body["seed"] = sampling.seed % (1 << 63)
-    if sampling.logit_bias:
-        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    if sampling.logprobs is not None:
-        body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
-    if request.cache_salt:
-        body["cache_salt"] = urlsafe_b64encode(request.cache_salt).decode()
-    return body
-
-
-def _id(name: str) -> int:
-    """``_id("token_id:42") == 42``."""
-    return int(name.removeprefix("token_id:"))
-
-
-def _output(
-    live: _Live,
-    index: int,
-    tokens: tuple[int, ...] = (),
-    text: str = "",
-    entries: tuple[TokenLogprob, ...] = (),
-    reason: str | None = None,
-    code: str | None = None,
-) -> RequestOutput:
-    return RequestOutput(
-        request_id=live.request.request_id,
-        index=index,
-        token_ids=tokens,
-        text=text,
-        logprobs=entries,
-        finish_reason=reason,
-        error_code=code,
-        num_prompt_tokens=len(live.request.prompt_token_ids),
-        num_cached_tokens=live.num_cached,
-        num_output_tokens=index + len(tokens),
-    )
-
-
-def _ending(live: _Live, reason: str, code: str | None = None) -> RequestOutput:
-    """An end without a token; of what is held, none was delivered."""
-    text = live.detokenizer.finish() if reason in ("stop", "length", "cancelled") else ""
-    index = live.held.index if live.held else live.num_output
-    return _output(live, index, (), text, (), reason, code)

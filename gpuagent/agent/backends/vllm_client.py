@@ -31,12 +31,20 @@ CONNECT_S = 10.0
 HEAD_S = 5.0  # for /health and /metrics: the whole answer
 
 
+class Logprobs(msgspec.Struct, frozen=True):
+    """Of each token, the chosen one first; tokens are named as ``token_id:42``."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float] = []
+    top_logprobs: list[dict[str, float]] = []
+
+
 class Choice(msgspec.Struct, frozen=True):
     """One choice of a chunk, as far as it is read."""
 
     token_ids: list[int] | None = None
     finish_reason: str | None = None
-    logprobs: dict[str, Any] | None = None
+    logprobs: Logprobs | None = None
 
 
 class Details(msgspec.Struct, frozen=True):
@@ -49,6 +57,12 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     prompt_tokens: int
     prompt_tokens_details: Details | None = None
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that were found in its cache."""
+        details = self.prompt_tokens_details
+        return (details.cached_tokens or 0) if details else 0
 
 
 class ServerError(msgspec.Struct, frozen=True):
