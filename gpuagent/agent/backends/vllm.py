@@ -387,6 +387,10 @@ class VllmEngine:
     def unpark(self) -> int:
         raise RuntimeError("vLLM does not leave the device with its requests")
 
+    def prefix_filter(self) -> bytes:
+        """Empty: what is in its cache, only vLLM knows, so no prompt is sent here for its sake."""
+        return b""
+
     def decoding(self) -> list[str]:
         """None that another engine could take over."""
         return []
