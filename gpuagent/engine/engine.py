@@ -46,7 +46,8 @@ from gpuagent.engine.request import (
     RequestRejected,
     TokenLogprob,
 )
-from gpuagent.engine.sampler import Sample, SamplingRow, check_sampling, sample
+from gpuagent.engine.sampler import Sample, SamplingRow, sample
+from gpuagent.engine.sampling_checks import check_sampling
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from gpuagent.engine.shared_pool import Lease
 from gpuagent.engine.speculation import SpeculationCounters

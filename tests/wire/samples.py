@@ -36,6 +36,7 @@ REPLICA = messages.ReplicaSpec(
     swap_bytes=64 << 20,
     disaggregation="prefill-decode",
     guaranteed_percent=40,
+    engine="vllm",
 )
 DEVICE = messages.Device(
     index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1", link="nvlink0"
@@ -160,6 +161,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         cpu_milli=96_000,
         host_memory=768 << 30,
         fabric="ib-east",
+        engines=("builtin", "vllm"),
     ),
     DEVICE_LOAD,
     REPLICA_LOAD,
