@@ -55,6 +55,10 @@ class StepResult:
     best: tuple[int, ...] = ()
 
 
+class ExecutorLost(RuntimeError):
+    """The executor computes nothing more, so no part of the step is to be tried again."""
+
+
 class Executor(Protocol):
     """A model with its keys and values: torch's, or the native kernels."""
 
