@@ -30,11 +30,21 @@ MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
 
 
+class GroupConfig(msgspec.Struct, frozen=True):
+    """A worker's place in a group: ``lines`` are descriptors of sockets, to each other rank from
+    rank 0, to rank 0 from the others. All must have loaded ``start_s`` after the first has."""
+
+    rank: int
+    size: int
+    lines: tuple[int, ...]
+    start_s: float
+
+
 class WorkerConfig(msgspec.Struct, frozen=True):
     """What a worker knows from its start.
 
     ``role`` is both, or what it does of a replica on two workers: prefill | decode; then ``arena``
-    is the descriptor of the memory that they share.
+    is the descriptor of the memory that they share. ``group``: it is one of a group's ranks.
     """
 
     device: Device
@@ -43,6 +53,12 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     file_roots: tuple[str, ...] = ()
     role: str = "both"
     arena: int = -1
+    group: GroupConfig | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is to its replicas: both | prefill | decode | rank 0 | rank 1 ..."""
+        return self.role if self.group is None else f"rank {self.group.rank}"
 
 
 class Ipc(msgspec.Struct, frozen=True, array_like=True):

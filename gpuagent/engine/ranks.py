@@ -151,6 +151,10 @@ class Rank:
         """What the engine of this rank runs on."""
         return GroupExecutor(local, self.lines) if self.leads else local
 
+    def follower(self, local: Executor) -> "Follower | None":
+        """What this rank does when it has loaded, if another one leads."""
+        return None if self.leads else Follower(local, self.lines[0])
+
     def _tell(self, port: int) -> None:
         for line in self.lines:
             line.send(framed(Port(port)))
