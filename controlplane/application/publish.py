@@ -79,11 +79,11 @@ def _replica(state: FleetState, assignment: Assignment) -> DesiredReplica | None
         assignment.device_index,
         assignment.memory_bytes,
         spec,
-        device_indices=_devices(assignment, spec.tensor_parallel),
+        device_indices=devices_here(assignment, spec.tensor_parallel),
     )
 
 
-def _devices(assignment: Assignment, tensor_parallel: int) -> tuple[int, ...]:
+def devices_here(assignment: Assignment, tensor_parallel: int) -> tuple[int, ...]:
     """Of a group, its devices on the node that is told of it; elsewhere ``device_index`` says it
     all."""
     if tensor_parallel == 1:
