@@ -217,10 +217,8 @@ class TorchEngine:
             target_itl_seconds=target_itl_seconds,
             blocks_per_chunk=pool.blocks_per_chunk,
         )
-        executor = make_executor(
-            model, scheduling, formats, device, pool.lease is not None, shard is not None
-        )
-        executor = rank.executor(executor) if rank else executor
+        executor = make_executor(model, scheduling, formats, device, pool.lease is not None)
+        executor = rank.executor(executor, scheduling) if rank else executor
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
         eos = _eos_token_ids(folder, model.config)
         engine = cls(executor, model.config, tokenizer, scheduling, eos, pool.lease)

@@ -28,17 +28,18 @@ def make_executor(
     precision: Precision,
     device: str = "cpu",
     is_leased: bool = False,
-    is_part: bool = False,
 ) -> Executor:
     """The executor for a loaded model. `int8` quantises weights and activations on the native
-    kernels, only weights in torch. A leased pool has memory where it is used (`shared_pool`).
-    A part of a model (`models.sharding`) has sums over ranks in it, which are torch's."""
+    kernels, only weights in torch. A leased pool has memory where it is used (`shared_pool`)."""
     num_blocks, dtype = scheduling.num_blocks, DTYPES[precision.dtype]
     if precision.quantization == "int8-weight-only":
         model.quantise(GroupLinear.rounded)
     is_int8, is_int8_kv = precision.quantization == "int8", precision.kv_dtype == "int8"
-    reason = "it is one rank's part" if is_part else None
-    reason = reason or reason_for_torch(model.config, scheduling.block_size, dtype, device)
+    parts = (  # all ranks of a group choose alike: their sums must be of the same rows
+        reason_for_torch(config, scheduling.block_size, dtype, device)
+        for config in model.rank_configs
+    )
+    reason = next((each for each in parts if each), None)
     if reason is None:
         limit = scheduling.max_batch_tokens
         return NativeExecutor(model, num_blocks, limit, is_int8, is_int8_kv, is_leased)

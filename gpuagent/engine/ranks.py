@@ -22,6 +22,7 @@ hand-over, parking) is not done by a group.
 import select
 import socket
 import struct
+import zlib
 from collections.abc import Sequence
 
 import msgspec
@@ -32,6 +33,7 @@ from gpuagent.engine.batch import Work
 from gpuagent.engine.collective import Collective
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.model_runner import Executor, ExecutorLost, Scores
+from gpuagent.engine.scheduler import SchedulerConfig
 from gpuagent.models.errors import LoadError
 from gpuagent.models.sharding import Shard
 
@@ -137,6 +139,8 @@ class Rank:
         self.collective = Collective(rank, size, device)
         self.shard = Shard(rank, size, self.collective.total)
         self.lines = lines
+        self._device = device
+        self._made = ""
 
     @property
     def leads(self) -> bool:
@@ -144,11 +148,17 @@ class Rank:
         return self.shard.rank == 0
 
     def connect(self, timeout_s: float) -> None:
-        """Meet the others, with the weights loaded; raises LoadError group_incomplete."""
+        """Meet the others, with the weights loaded; raises LoadError group_incomplete, or
+        group_mismatch if they have not made the same engine as this one."""
         self.collective.connect(self._tell, lambda: self._learn(timeout_s), timeout_s)
+        mark = zlib.crc32(self._made.encode()) >> 12  # 20 bits: sums are exact in float32
+        total = int(self.collective.total(torch.tensor([mark]).to(self._device)))
+        if total != mark * self.shard.size:
+            raise LoadError("group_mismatch", f"another rank has not made {self._made}"[:400])
 
-    def executor(self, local: Executor) -> Executor:
+    def executor(self, local: Executor, scheduling: SchedulerConfig) -> Executor:
         """What the engine of this rank runs on."""
+        self._made = f"{local.name} {scheduling}"
         return GroupExecutor(local, self.lines) if self.leads else local
 
     def follower(self, local: Executor) -> "Follower | None":
@@ -197,6 +207,10 @@ class GroupExecutor:
             return self._local.step(works)
         except Exception as error:
             raise ExecutorLost(f"a step of the group failed: {error}") from error
+
+    def follow(self, works: Sequence[Work]) -> None:
+        """Rank 0 follows nobody."""
+        raise ExecutorLost("rank 0 leads")
 
     def forward(self, works: Sequence[Work]) -> Tensor:
         """Hidden states alone are a draft model's, and no group has one."""
@@ -267,7 +281,7 @@ class Follower:
     def _carry_out(self, order: Order) -> None:
         match order:
             case Step(works=works):
-                self._executor.forward(works)
+                self._executor.follow(works)
             case CopyBlocks(copies=copies):
                 self._executor.copy_blocks(copies)
             case Erase(work=work):

@@ -4,7 +4,7 @@
 where one ends, and it is passed in, so the model has no idea of blocks, batches or phases.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -152,6 +152,8 @@ class LlamaModel:
         weights = _Weights(tensors, dtype, device, config.awq_group)
         vocab, hidden = config.vocab_size, config.hidden_size
         self.config = config
+        self.shard = shard
+        self.rank_configs: Sequence[ModelConfig] = (config,)  # the shapes of all parts
         self.embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
         self._layers = [Layer(config, i, weights, shard) for i in range(config.num_layers)]
         self.norm = RMSNorm(weights.take("model.norm.weight", hidden), config.rms_norm_eps)
@@ -184,11 +186,13 @@ class LlamaModel:
     ) -> "LlamaModel":
         """Open a safetensors folder, or one rank's part of it; raises LoadError."""
         config, cut = read_config(folder), None
+        size, rank = (shard.size, shard.rank) if shard else (1, 0)
+        parts = tuple(shard_config(config, each, size) for each in range(size))
         if shard:
-            cut = Slices(config, shard.rank, shard.size).cut
-            config = shard_config(config, shard.rank, shard.size)
-        tensors = load_tensors(folder, cut)
-        return cls(config, tensors, dtype, device, max_model_len, shard)
+            cut = Slices(config, rank, size).cut
+        model = cls(parts[rank], load_tensors(folder, cut), dtype, device, max_model_len, shard)
+        model.rank_configs = parts
+        return model
 
     def take_layers(self) -> Iterator[Layer]:
         """Hand out the layers one by one; each is dropped here before the next."""

@@ -9,8 +9,9 @@ outputs, those out of it by inputs, so a block needs one sum over the ranks, at 
     down          columns, the same part                                   own part -> partial sum
     the rest      every rank has all of it: embedding, norms, head
 
-What does not divide evenly is divided unevenly, the first ranks having one more. Example,
-SmolLM2-135M (9 query heads, 3 KV heads of 64, MLP 1,536) for two ranks, as rows of the checkpoint:
+What does not divide evenly is divided unevenly, the first ranks having one more: KV head, or 32
+columns of the MLP, which is what the native kernels take at a time. Example, SmolLM2-135M
+(9 query heads, 3 KV heads of 64, MLP 1,536) for two ranks, as rows of the checkpoint:
 
     rank 0   KV heads 0 1   q 0..383     k, v 0..127     o columns 0..383     gate, up 0..767
     rank 1   KV head 2      q 384..575   k, v 128..191   o columns 384..575   gate, up 768..1535
@@ -35,6 +36,7 @@ BY_ROWS = {
     "gate_proj": "middle",
     "up_proj": "middle",
 }
+UNIT = 32  # columns of the MLP that stay together
 BY_COLUMNS = {"o_proj": "heads", "down_proj": "middle"}
 
 
@@ -63,11 +65,17 @@ def part_of(total: int, rank: int, size: int) -> slice:
     return slice(start, start + each + (rank < rest))
 
 
+def middle_part(total: int, rank: int, size: int) -> slice:
+    """The rank's part of the MLP's width, in whole units where there are enough of them."""
+    unit = UNIT if total % UNIT == 0 and total // UNIT >= size else 1
+    return _times(part_of(total // unit, rank, size), unit)
+
+
 def shard_config(config: ModelConfig, rank: int, size: int) -> ModelConfig:
     """The shape of the rank's part: its heads and its part of the MLP."""
     check_degree(config, size)
     kv_heads = part_of(config.num_kv_heads, rank, size)
-    middle = part_of(config.intermediate_size, rank, size)
+    middle = middle_part(config.intermediate_size, rank, size)
     num_kv_heads = kv_heads.stop - kv_heads.start
     return replace(
         config,
@@ -92,7 +100,7 @@ class Slices:
         self._parts = {
             "heads": _times(heads, per_kv * config.head_dim),
             "kv_heads": _times(heads, config.head_dim),
-            "middle": part_of(config.intermediate_size, rank, size),
+            "middle": middle_part(config.intermediate_size, rank, size),
         }
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:

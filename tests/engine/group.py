@@ -31,6 +31,7 @@ class Group:
         self._arguments = str(folder), size, options
         self.processes: list[subprocess.Popen[bytes]] = []
         self.is_broken = False  # its ranks are not expected to end by themselves
+        self.own_options: dict[str, Any] = {}  # of rank 0, instead of the others'
 
     def __enter__(self) -> TorchEngine:
         folder, size, options = self._arguments
@@ -44,7 +45,8 @@ class Group:
             self.processes.append(process)
             lines.append(Line(ours))
         self.rank = Rank(0, size, lines)
-        engine = TorchEngine.load(Path(folder), rank=self.rank, **options)
+        own = {**options, **self.own_options}
+        engine = TorchEngine.load(Path(folder), rank=self.rank, **own)
         self.rank.connect(START_S)
         return engine
 

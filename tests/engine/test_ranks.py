@@ -1,12 +1,16 @@
 """Several ranks compute what one engine does, token by token; and what part of a model each has."""
 
 import random
+import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.model_runner import ExecutorLost
@@ -23,11 +27,11 @@ from tests.engine.tiny_model import tiny_model, uneven_tiny_model, wide_tiny_mod
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 
-MODELS = {
-    "plain": (tiny_model, 2),
-    "biases": (wide_tiny_model, 2),
-    "2 + 1 KV heads": (uneven_tiny_model, 2),
-    "three ranks": (uneven_tiny_model, 3),
+MODELS = {  # a folder, ranks, and what computes
+    "plain": (tiny_model, 2, "torch-tp2"),
+    "native kernels": (wide_tiny_model, 2, "native-"),
+    "2 + 1 KV heads": (uneven_tiny_model, 2, "torch-tp2"),
+    "three ranks": (uneven_tiny_model, 3, "torch-tp3"),
 }
 OPTIONS = {"num_blocks": 24, "max_batch_tokens": 16, "max_num_seqs": 4, "swap_bytes": 0}
 
@@ -69,7 +73,7 @@ def served(
 def test_ranks_give_the_tokens_of_one_engine(case: str) -> None:
     """Greedy, in batches that requests join and leave at random, in chunks, out of a cache that is
     too small for all of them: each request's tokens are those that it gets alone."""
-    model, size = MODELS[case]
+    model, size, executor = MODELS[case]
     asked = requests(40, seed=size)
     alone = TorchEngine.load(model(), num_blocks=200, max_num_seqs=1)
     expected = served(alone, asked, 0, cancels=False)
@@ -81,7 +85,7 @@ def test_ranks_give_the_tokens_of_one_engine(case: str) -> None:
                 assert tokens == (whole[: len(tokens)] if end == "cancelled" else whole), name
             assert {end for _, end in found.values()} == {"length", "cancelled"}
         stats = engine.stats()
-        assert stats.executor == f"torch-tp{size}"
+        assert stats.executor.startswith(executor) and stats.executor.endswith(f"-tp{size}")
         assert stats.num_cached_tokens > 0 and stats.num_recomputed > 0
         assert stats.num_free_blocks == stats.num_blocks == OPTIONS["num_blocks"]
 
@@ -92,6 +96,27 @@ def test_guessing_by_lookup_changes_no_token() -> None:
     with Group(tiny_model(), 2, **OPTIONS, speculation="ngram") as engine:
         assert served(engine, asked, 1, cancels=False) == expected
         assert engine.stats().spec_decode_num_drafts > 0
+
+
+def test_an_int8_cache_under_the_native_kernels() -> None:
+    asked = requests(12, seed=8)
+    options: dict[str, Any] = {"kv_cache_dtype": "int8"}
+    whole = TorchEngine.load(wide_tiny_model(), num_blocks=200, **options)
+    expected = served(whole, asked, 0, cancels=False)
+    with Group(wide_tiny_model(), 2, **OPTIONS, **options) as engine:
+        assert served(engine, asked, 1, cancels=False) == expected
+        assert engine.executor.name.startswith("native-")
+
+
+def test_ranks_that_made_different_engines_do_not_begin() -> None:
+    """Their sums would not be of the same rows."""
+    group = Group(tiny_model(), 2, **OPTIONS)
+    group.own_options = {"max_num_seqs": 2}
+    group.is_broken = True
+    with pytest.raises(LoadError) as refused, group:
+        pass
+    assert refused.value.code == "group_mismatch"
+    group.__exit__(None, None, None)
 
 
 def test_half_precision_and_an_int8_cache_are_divided_too() -> None:
@@ -107,6 +132,28 @@ def test_half_precision_and_an_int8_cache_are_divided_too() -> None:
         assert {end for _, end in found.values()} == {"length"}
 
 
+@pytest.mark.parametrize("model", [tiny_model, wide_tiny_model])
+def test_what_goes_wrong_on_a_later_rank_alone_ends_the_request(
+    model: Callable[[], Path], tmp_path: Path
+) -> None:
+    """Values of the last KV head, which is rank 1's, overflow in the last layer, in a chunk of a
+    prompt that asks for no scores: rank 0 hears of it, and nothing is kept of the request."""
+    folder = tmp_path / "overflowing"
+    shutil.copytree(model(), folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.v_proj.weight"][-1] = 3e38
+    save_file(tensors, folder / "model.safetensors")
+    params = SamplingParams(4, temperature=0.0)
+    asked = GenerationRequest("r", tuple(range(1, 41)), params)
+    for engine in (TorchEngine.load(folder, num_blocks=24, max_batch_tokens=16), None):
+        with nullcontext(engine) if engine else Group(folder, 2, **OPTIONS) as running:
+            for _ in range(2):
+                running.add(asked)
+                codes = [out.error_code for _ in range(4) for out in running.step()]
+                assert codes == ["numerical_error"]
+                assert running.stats().num_cached_tokens == 0
+
+
 @pytest.mark.model
 def test_the_real_model_on_two_ranks() -> None:
     """SmolLM2's three KV heads as two and one."""
@@ -120,6 +167,7 @@ def test_the_real_model_on_two_ranks() -> None:
     del whole
     with Group(folder, 2, num_blocks=60, max_batch_tokens=64, swap_bytes=0) as engine:
         assert served(engine, asked, 1, cancels=False) == expected
+        assert engine.executor.name.startswith("native-")
 
 
 # --- death --------------------------------------------------------------------------------------
