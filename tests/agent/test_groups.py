@@ -89,6 +89,26 @@ async def test_a_group_streams_what_one_device_does(
     assert len(agent.workers()) == 1
 
 
+async def test_a_simulated_group_has_its_workers_too(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """For load and crash tests: the second rank computes nothing, and lives and dies with it."""
+    agent = start(start_agent)
+    await plane.place("n1", spec(tensor_parallel=2))
+    await plane.replica("n1", "ready")
+    request_id = await plane.generate("n1", 500)
+    await plane.started(request_id, 3)
+    old = ranks(agent)
+    old[1].kill()
+    assert (await plane.terminal(request_id)).error_code == "engine_lost"
+    await eventually(lambda: not old[0].is_running() and len(ranks(agent)) == 2)
+    await plane.replica("n1", "ready")
+    again = await plane.generate("n1", 5)
+    assert (await plane.terminal(again)).finish_reason == "length"
+    await plane.place("n1", generation=2)
+    await eventually(lambda: not agent.workers())
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_the_death_of_any_rank_ends_the_replica_and_it_begins_anew(
     plane: Control, start_agent: StartAgent, rank: int
