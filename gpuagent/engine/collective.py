@@ -11,11 +11,10 @@ order of ranks, so that all have the same bits. Two ranks, two floats::
     rank 0 has (1, 2)   sends (1, 2), receives (3, 4)   (1, 2) + (3, 4) = (4, 6)
     rank 1 has (3, 4)   sends (3, 4), receives (1, 2)   (1, 2) + (3, 4) = (4, 6)
 
-gloo's own all-reduce was rejected: for 1 to 16 rows of 576 floats between two processes on two cores
-it took 1.5 to 1.65 times as long as an exchange (122 to 157 microseconds; `python -m
-tests.benchmarks.tensor_parallel`), and a step of SmolLM2 has sixty of them. For 256 rows it is the
-faster one (2.0 and 2.4 ms, beside seconds of arithmetic), and with many ranks it would send less;
-CPUs do not form such groups.
+gloo's own all-reduce was rejected: for 1 to 16 rows of 576 floats between two processes on two
+cores it took 1.5 to 1.65 times as long as an exchange (122 to 157 microseconds; `python -m
+tests.benchmarks.tensor_parallel`), and a step of SmolLM2 has sixty of them. For 256 rows it was the
+faster one (2.0 and 2.4 ms), and with many ranks it would send less; CPUs form no such groups.
 """
 
 import os

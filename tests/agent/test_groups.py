@@ -137,7 +137,7 @@ async def test_a_rank_that_stands_still_is_a_hang_of_the_replica(
     plane: Control, start_agent: StartAgent
 ) -> None:
     """Nobody is ended while nothing is asked, however long; with work, the watchdog ends all."""
-    agent = start(start_agent, "--watchdog-seconds", "3")
+    agent = start(start_agent, "--watchdog-seconds", "10")
     await plane.place("n1", model(2))
     await plane.replica("n1", "ready", "g.1.g1.0", DEADLINE_S)
     old = ranks(agent)
