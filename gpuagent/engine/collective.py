@@ -11,10 +11,12 @@ order of ranks, so that all have the same bits. Two ranks, two floats::
     rank 0 has (1, 2)   sends (1, 2), receives (3, 4)   (1, 2) + (3, 4) = (4, 6)
     rank 1 has (3, 4)   sends (3, 4), receives (1, 2)   (1, 2) + (3, 4) = (4, 6)
 
-gloo's own all-reduce was rejected: for 1 to 16 rows of 576 floats between two processes on two
-cores it took 1.5 to 1.65 times as long as an exchange (122 to 157 microseconds; `python -m
-tests.benchmarks.tensor_parallel`), and a step of SmolLM2 has sixty of them. For 256 rows it was the
-faster one (2.0 and 2.4 ms), and with many ranks it would send less; CPUs form no such groups.
+gloo's own all-reduce is for large parts of two ranks, as of a long prompt, where it is the faster
+one: a + b are the same bits in either order, while of three ranks' parts it adds some pieces in
+another order than others. For small parts it is the slower: for 1 to 16 rows of 576 floats between
+two processes on two cores it took 1.4 to 2.3 times as long as an exchange (0.12 to 0.16 ms), for
+256 rows 0.3 to 0.8 times (`python -m tests.benchmarks.tensor_parallel`). A step of SmolLM2 has
+sixty sums.
 """
 
 import os
@@ -29,6 +31,7 @@ from torch import Tensor
 from gpuagent.models.errors import LoadError
 
 LOOPBACK = "127.0.0.1"
+LARGE = 1 << 16  # numbers, from which on an all-reduce is no slower
 Tell = Callable[[int], None]  # the port, to all other ranks
 Learn = Callable[[], int]  # the port, from rank 0
 
@@ -57,8 +60,11 @@ class Collective:
             raise LoadError("group_incomplete", text[:400]) from error
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' parts, each of the same shape; the same bits on all."""
-        if self._backend == "nccl":
+        """The sum of all ranks' parts, each of the same shape; the same bits on all. What was in
+        `part` may be lost."""
+        is_large = self.size == 2 and part.numel() >= LARGE and part.dtype is torch.float32
+        if self._backend == "nccl" or is_large:
+            part = part.contiguous()
             dist.all_reduce(part)
             return part
         parts = self._exchanged(part.contiguous())

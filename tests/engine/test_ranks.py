@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpuagent.engine.collective import LARGE
 from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.model_runner import ExecutorLost
 from gpuagent.engine.ranks import Line, Rank
@@ -159,13 +160,14 @@ def test_the_real_model_on_two_ranks() -> None:
     """SmolLM2's three KV heads as two and one."""
     chance = random.Random(3)
     params = SamplingParams(12, temperature=0.0, ignore_eos=True)
-    prompts = [[chance.randrange(1000, 40000) for _ in range(n)] for n in (3, 20, 45, 70, 120)]
+    prompts = [[chance.randrange(1000, 40000) for _ in range(n)] for n in (3, 20, 45, 70, 300)]
     asked = [GenerationRequest(f"r{i}", tuple(p), params) for i, p in enumerate(prompts)]
     folder = real_model().path
-    whole = TorchEngine.load(folder, num_blocks=60, max_batch_tokens=64)
+    whole = TorchEngine.load(folder, num_blocks=60, max_batch_tokens=128)
     expected = served(whole, asked, 0, cancels=False)
     del whole
-    with Group(folder, 2, num_blocks=60, max_batch_tokens=64, swap_bytes=0) as engine:
+    assert 128 * read_config(folder).hidden_size > LARGE, "both ways of summing are used"
+    with Group(folder, 2, num_blocks=60, max_batch_tokens=128, swap_bytes=0) as engine:
         assert served(engine, asked, 1, cancels=False) == expected
         assert engine.executor.name.startswith("native-")
 
