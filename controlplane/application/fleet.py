@@ -17,7 +17,8 @@ from controlplane.domain.node import DeviceInfo, HostInfo
 # --- control plane -> node --------------------------------------------------------------------
 class DesiredReplica(msgspec.Struct, frozen=True):
     """One assignment joined with its version's specification. ``tier``: what is intended where
-    replicas share a device by turns (``wire.DesiredState``), else empty."""
+    replicas share a device by turns (``wire.DesiredState``), else empty. ``device_indices``: of a
+    tensor-parallel group, those of its devices that are this node's."""
 
     replica_id: str
     version_id: str
@@ -26,6 +27,7 @@ class DesiredReplica(msgspec.Struct, frozen=True):
     memory_bytes: int
     spec: VersionSpec
     tier: str = ""
+    device_indices: tuple[int, ...] = ()
 
 
 class DesiredNode(msgspec.Struct, frozen=True):

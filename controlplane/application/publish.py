@@ -27,7 +27,7 @@ from controlplane.application.fleet import (
 )
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.ports import Clock
-from controlplane.domain.placement import Assignment
+from controlplane.domain.placement import Assignment, shards_of
 
 VERIFY_S = 5.0
 OVERDUE_S = 30.0
@@ -79,7 +79,17 @@ def _replica(state: FleetState, assignment: Assignment) -> DesiredReplica | None
         assignment.device_index,
         assignment.memory_bytes,
         spec,
+        device_indices=devices_here(assignment, spec.tensor_parallel),
     )
+
+
+def devices_here(assignment: Assignment, tensor_parallel: int) -> tuple[int, ...]:
+    """Of a group, its devices on the node that is told of it; elsewhere ``device_index`` says it
+    all."""
+    if tensor_parallel == 1:
+        return ()
+    shards = shards_of(assignment, tensor_parallel)
+    return tuple(one.device_index for one in shards if one.node_id == assignment.node_id)
 
 
 @dataclass(slots=True)

@@ -413,7 +413,8 @@ def _check_combination(spec: VersionSpec) -> None:
     is_draft, is_bf16 = spec.speculation == "draft", spec.quantization == "bf16"
     is_simulated = spec.source.startswith("simulated://")
     is_split = spec.disaggregation != "none"
-    is_alone = is_split or spec.colocation.isolation == "dedicated"
+    is_group = spec.tensor_parallel > 1
+    is_alone = is_split or is_group or spec.colocation.isolation == "dedicated"
     is_guaranteed, is_high = spec.guaranteed_percent > 0, spec.priority == "high"
     is_swappable = spec.residency == "swappable"
     rules = (
@@ -431,11 +432,11 @@ def _check_combination(spec: VersionSpec) -> None:
             f"with quantization: {spec.quantization} is auto, float32 or int8",
         ),
         (is_split and spec.policy == "static", "disaggregation", "has no static batches"),
-        (is_split and spec.tensor_parallel > 1, "disaggregation", "is for one device"),
+        (is_split and is_group, "disaggregation", "is for one device"),
         (is_guaranteed and not is_high, "guaranteed_percent", "goes with priority: high"),
         (is_swappable and is_high, "residency", "swappable goes with a priority below high"),
         (
-            is_swappable and (is_split or spec.tensor_parallel > 1),
+            is_swappable and (is_split or is_group),
             "residency",
             "swappable is for one worker on one device",
         ),

@@ -44,6 +44,9 @@ class AgentSettings(BaseSettings):
     port_file: Path | None = Field(None, description="Write the bound metrics port here.")
     lease_seconds: float = Field(15.0, gt=0, description="Silence after which nobody is admitted.")
     watchdog_seconds: float = Field(30.0, gt=0, description="A step longer than this is a hang.")
+    group_start_seconds: float = Field(
+        120.0, gt=0, description="How long the ranks of a group wait for each other."
+    )
     drain_seconds: float = Field(30.0, ge=0, description="How long an unloading replica finishes.")
     turn_seconds: float = Field(
         10.0, gt=0, description="How long a busy model keeps its device while another waits."

@@ -8,6 +8,8 @@ its first replica and ends with its last.
     worker "0/c"           replica c         (dedicated, device 0)
     worker "0/d/prefill"   replica d         (prefill-decode: two workers, see ``pairs``)
     worker "0/d/decode"    replica d
+    worker "0/e/rank 0"    replica e         (tensor-parallel: one on each device, see ``groups``)
+    worker "1/e/rank 1"    replica e
 
 The host restarts nothing: it reports a death with the replicas that died, and the reconciler asks
 for them again when it is time. Health is the age of the last sign of progress while there is work,
@@ -20,11 +22,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 
-from gpuagent.agent import arena, ipc
+from gpuagent.agent import arena, groups, ipc
+from gpuagent.agent.groups import Group
 from gpuagent.agent.pairs import DECODE, PREFILL, ROLES, Orders, Pair
+from gpuagent.agent.reconcile import devices_of
 from gpuagent.agent.worker_process import WorkerProcess, describe_exit, start
 from gpuagent.wire.messages import BUILTIN, Device, Generate, ReplicaSpec
 
@@ -43,14 +47,17 @@ class EngineHost:
         make_config: Callable[[Device], ipc.WorkerConfig],
         on_message: MessageHandler,
         on_lost: LostHandler,
+        group_start_s: float = 120.0,
     ) -> None:
         self._devices = {device.index: device for device in devices}
         self._make_config = make_config
         self._on_message = on_message
         self._on_lost = on_lost
         self.workers: dict[str, WorkerProcess] = {}
-        self._homes: dict[str, WorkerProcess] = {}  # of a pair: the decode worker
+        self._group_start_s = group_start_s
+        self._homes: dict[str, WorkerProcess] = {}  # of a pair the decode worker, of a group rank 0
         self._pairs: dict[str, Pair] = {}
+        self._groups: dict[str, Group] = {}
         self.num_handed_over = 0
         self._alive: list[WorkerProcess] = []  # also those already told to end
 
@@ -59,35 +66,65 @@ class EngineHost:
         if spec.disaggregation != "none":
             await self._load_pair(spec)
             return
+        if spec.tensor_parallel > 1:
+            await self._load_group(spec)
+            return
         dedicated = spec.isolation == "dedicated" or spec.engine != BUILTIN
         key = f"{spec.device_index}/{spec.replica_id}" if dedicated else str(spec.device_index)
         worker = self.workers.get(key)
         if worker is None:
-            worker = await self._start(key, self._devices[spec.device_index])
+            device = self._devices[spec.device_index]
+            worker = await self._start(key, device, self._make_config(device))
         self._order_load(worker, spec)
 
     async def _load_pair(self, spec: ReplicaSpec) -> None:
         """Two workers of its own, with memory that both see and nobody else."""
         device = self._devices[spec.device_index]
         shared = arena.create(spec.memory_bytes // arena.SHARE)
+        config = self._make_config(device)
+        num_threads = max(1, config.threads // 2)  # the two divide the device's
+        config = replace(config, arena=shared, threads=num_threads)
         try:
-            for role in ROLES:
-                key = f"{spec.device_index}/{spec.replica_id}/{role}"
-                worker = await self._start(key, device, role, shared)
-                worker.replicas.add(spec.replica_id)
-            workers = self._workers_of(spec.replica_id)
-            if len(workers) < len(ROLES):
-                raise OSError("one of two workers has ended before it began")
-        except OSError:
-            for worker in self._workers_of(spec.replica_id):
-                worker.replicas.clear()
-                worker.kill()
-            raise
+            workers = await self._start_together(spec, [replace(config, role=r) for r in ROLES])
         finally:
             os.close(shared)  # the workers have it
         self._pairs[spec.replica_id] = Pair(spec.replica_id)
         for worker in workers:
             self._order_load(worker, spec)
+
+    async def _load_group(self, spec: ReplicaSpec) -> None:
+        """A worker on each of its devices, the first with a line to each other."""
+        configs = [self._make_config(self._devices[index]) for index in devices_of(spec)]
+        with groups.lines(len(configs), self._group_start_s) as places:
+            workers = await self._start_together(
+                spec,
+                [
+                    replace(config, group=place)
+                    for config, place in zip(configs, places, strict=True)
+                ],
+            )
+        self._groups[spec.replica_id] = Group(spec.replica_id, len(workers))
+        for worker in reversed(workers):
+            self._order_load(worker, spec)  # the first last: it is the replica's home
+
+    async def _start_together(
+        self, spec: ReplicaSpec, configs: list[ipc.WorkerConfig]
+    ) -> list[WorkerProcess]:
+        """Workers of the replica's own; raises OSError, with none of them left."""
+        try:
+            for config in configs:
+                key = f"{config.device.index}/{spec.replica_id}/{config.name}"
+                worker = await self._start(key, config.device, config)
+                worker.replicas.add(spec.replica_id)
+            workers = self._workers_of(spec.replica_id)
+            if len(workers) < len(configs):
+                raise OSError("one of several workers has ended before it began")
+            return workers
+        except OSError:
+            for worker in self._workers_of(spec.replica_id):
+                worker.replicas.clear()
+                worker.kill()
+            raise
 
     def _order_load(self, worker: WorkerProcess, spec: ReplicaSpec) -> None:
         worker.has_children = spec.engine != BUILTIN
@@ -116,8 +153,10 @@ class EngineHost:
         worker = self._homes.get(replica_id)
         if worker is None:
             return False
-        for each in self._workers_of(replica_id):
-            if each.loading == each.replicas == {replica_id}:
+        workers = self._workers_of(replica_id)
+        is_group_loading = replica_id in self._groups and any(each.loading for each in workers)
+        for each in workers:
+            if is_group_loading or each.loading == each.replicas == {replica_id}:
                 each.kill()
             else:
                 each.end.send(ipc.Unload(replica_id))
@@ -126,15 +165,15 @@ class EngineHost:
     def swap(self, replica_id: str, out: bool) -> bool:
         """Order a swap, off the device or back; False if no worker holds the replica."""
         worker = self._homes.get(replica_id)
-        if worker is None or replica_id in self._pairs:
+        if worker is None or self.is_on_several(replica_id):
             return False
         worker.progress_at = time.monotonic()
         worker.end.send(ipc.SwapOut(replica_id) if out else ipc.SwapIn(replica_id))
         return True
 
-    def is_pair(self, replica_id: str) -> bool:
-        """Whether the replica runs on two workers, which swap nothing."""
-        return replica_id in self._pairs
+    def is_on_several(self, replica_id: str) -> bool:
+        """Whether the replica runs on several workers, which swap nothing."""
+        return replica_id in self._pairs or replica_id in self._groups
 
     def drop(self, replica_id: str) -> None:
         """Forget a replica that is unloaded and will be loaded again on demand; its worker stays,
@@ -178,6 +217,7 @@ class EngineHost:
 
     def _forget(self, replica_id: str) -> None:
         self._pairs.pop(replica_id, None)
+        self._groups.pop(replica_id, None)
         self._homes.pop(replica_id, None)
         for worker in list(self.workers.values()):
             worker.replicas.discard(replica_id)
@@ -201,7 +241,9 @@ class EngineHost:
         return [worker.key for worker in hung]
 
     def _owes(self, worker: WorkerProcess, is_busy: Callable[[str], bool]) -> bool:
-        """Whether somebody waits for this worker."""
+        """Whether somebody waits for this worker; for another rank than the first, the first."""
+        if worker.role not in ("both", *ROLES, groups.FIRST):
+            return False
         pairs = [self._pairs[rid] for rid in worker.replicas if rid in self._pairs]
         if pairs:
             return any(pair.is_busy(worker.role) for pair in pairs)
@@ -235,13 +277,7 @@ class EngineHost:
         await asyncio.gather(*readers)
 
     # --- one worker -------------------------------------------------------------------------
-    async def _start(
-        self, key: str, device: Device, role: str = "both", shared: int = -1
-    ) -> WorkerProcess:
-        config = self._make_config(device)
-        if role != "both":  # two workers divide the device's threads
-            num_threads = max(1, config.threads // 2)
-            config = msgspec.structs.replace(config, role=role, arena=shared, threads=num_threads)
+    async def _start(self, key: str, device: Device, config: ipc.WorkerConfig) -> WorkerProcess:
         worker = await start(key, device, config)
         self.workers[key] = worker
         self._alive.append(worker)
@@ -265,10 +301,13 @@ class EngineHost:
         await self._bury(worker)
 
     def _sorted(self, worker: WorkerProcess, message: ipc.FromWorker) -> ipc.FromWorker | None:
-        """What the node is told; of a pair's messages some are about the pair alone."""
+        """What the node is told; of several workers' messages some are about them alone."""
+        group = next((self._groups[rid] for rid in worker.replicas if rid in self._groups), None)
+        if group:
+            return group.passed_on(worker.role, message)
         pair = next((self._pairs[rid] for rid in worker.replicas if rid in self._pairs), None)
         if pair is None:
-            return message if worker.role == "both" else None  # the last words of half a pair
+            return message if worker.role == "both" else None  # its last words
         match message:
             case ipc.HandOver():
                 self.num_handed_over += 1
@@ -302,7 +341,8 @@ class EngineHost:
         for replica_id in lost:
             del self._homes[replica_id]
             self._pairs.pop(replica_id, None)
-            for other in self._workers_of(replica_id):  # of a pair: it has half of what is needed
+            self._groups.pop(replica_id, None)
+            for other in self._workers_of(replica_id):  # it has a part of what is needed
                 other.replicas.discard(replica_id)
                 del self.workers[other.key]
                 other.kill()

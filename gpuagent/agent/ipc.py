@@ -30,12 +30,23 @@ MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
 
 
+class GroupConfig(msgspec.Struct, frozen=True):
+    """A worker's place in a group: ``lines`` are descriptors of sockets, to each other rank from
+    rank 0, to rank 0 from the others. All must have loaded ``start_s`` after the first has."""
+
+    rank: int
+    size: int
+    lines: tuple[int, ...]
+    start_s: float
+
+
 class WorkerConfig(msgspec.Struct, frozen=True):
     """What a worker knows from its start.
 
     ``role`` is both, or what it does of a replica on two workers: prefill | decode; then ``arena``
-    is the descriptor of the memory that they share. The rest is for vLLM: the Python that has it
-    ("": none), options of its server, and how long it may take to start and be silent at work.
+    is the descriptor of the memory that they share. ``group``: it is one of a group's ranks. The
+    rest is for vLLM: the Python that has it ("": none), options of its server, and how long it may
+    take to start and be silent at work.
     """
 
     device: Device
@@ -48,6 +59,12 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     vllm_options: tuple[str, ...] = ()
     start_seconds: float = 600.0
     stall_seconds: float = 30.0
+    group: GroupConfig | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is to its replicas: both | prefill | decode | rank 0 | rank 1 ..."""
+        return self.role if self.group is None else f"rank {self.group.rank}"
 
 
 class Ipc(msgspec.Struct, frozen=True, array_like=True):

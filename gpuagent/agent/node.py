@@ -59,7 +59,13 @@ class Node:
         self.lease = Lease(settings.lease_seconds)
         self.table = ReplicaTable(time.monotonic, time.time, self._on_change)
         self.meter = LoadMeter()
-        self.host = EngineHost(devices, self._worker_config, self._on_message, self._on_lost)
+        self.host = EngineHost(
+            devices,
+            self._worker_config,
+            self._on_message,
+            self._on_lost,
+            settings.group_start_seconds,
+        )
         self.tiers = Tiers(
             self.table, self.host, self._num_active, settings.turn_seconds, settings.host_bytes()
         )

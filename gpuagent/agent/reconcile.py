@@ -16,7 +16,9 @@ it is loaded when somebody asks for it or memory is free, see ``residency``.
 
 A replica counts with its ``memory_bytes`` until it has been loaded once, then with its measured
 peak: weights, workspace and its guaranteed part of the KV pool. The reserve and what other
-processes hold are taken off what the device offers (``rooms``).
+processes hold are taken off what the device offers (``rooms``). A group over several devices takes
+its share on each, and starts when there is room on all of them: with 3 GiB on two devices of 4 GiB,
+on one of which another replica has 3, it is held.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,6 +30,17 @@ HOLDING = frozenset({"downloading", "loading", "ready", "stopping"})
 PRIORITY = {"high": 0, "normal": 1, "best-effort": 2}
 
 
+def devices_of(spec: ReplicaSpec) -> tuple[int, ...]:
+    """The devices of this node that a replica takes, that of its first rank first."""
+    first = spec.device_index
+    return spec.device_indices or tuple(range(first, first + spec.tensor_parallel))
+
+
+def share_bytes(spec: ReplicaSpec) -> int:
+    """What a replica may take of each of its devices."""
+    return -(-spec.memory_bytes // spec.tensor_parallel)
+
+
 @dataclass(frozen=True)
 class Running:
     """A replica as the agent has it; a failed one may be tried again from ``retry_at`` on."""
@@ -35,7 +48,7 @@ class Running:
     spec: ReplicaSpec
     state: str
     retry_at: float = 0.0
-    charged_bytes: int = 0  # measured; 0: not yet
+    charged_bytes: int = 0  # measured, of each of its devices; 0: not yet
     is_away: bool = False  # loaded, and not on the device
 
     @property
@@ -44,8 +57,8 @@ class Running:
 
     @property
     def num_bytes(self) -> int:
-        """Of the device, while it is there."""
-        return self.charged_bytes or self.spec.memory_bytes
+        """Of each of its devices, while it is there."""
+        return self.charged_bytes or share_bytes(self.spec)
 
 
 @dataclass(frozen=True)
@@ -114,8 +127,8 @@ def _budgets(
 ) -> dict[int, _Budget]:
     budgets = {index: _Budget(room, room) for index, room in rooms.items()}
     for replica_id, have in running.items():
-        budget = budgets.get(have.spec.device_index)
-        if budget and have.holds_memory:
+        held = [budgets[index] for index in devices_of(have.spec) if index in budgets]
+        for budget in held if have.holds_memory else ():
             budget.free -= have.num_bytes
             if have.state == "stopping" or replica_id in stopping:
                 budget.returning += have.num_bytes
@@ -132,20 +145,34 @@ def _judge(
         return "keep", Verdict(spec, have.state)
     if have and have.state == "failed" and have.retry_at > now:
         return "wait", Verdict(spec, f"tried again in {have.retry_at - now:.0f} s", "backoff")
-    num_bytes = have.num_bytes if have and have.spec == spec else spec.memory_bytes
-    return _fit(spec, num_bytes, budgets.get(spec.device_index))
+    num_bytes = have.num_bytes if have and have.spec == spec else share_bytes(spec)
+    return _unfit(spec, budgets) or _fit(spec, num_bytes, [budgets[i] for i in devices_of(spec)])
 
 
-def _fit(spec: ReplicaSpec, num_bytes: int, budget: _Budget | None) -> tuple[str, Verdict]:
-    if budget is None:
-        return "refuse", Verdict(spec, f"there is no device {spec.device_index}", "unknown_device")
-    if num_bytes > budget.room:
-        reason = f"needs {num_bytes} bytes, the device offers {max(budget.room, 0)} when empty"
+def _unfit(spec: ReplicaSpec, budgets: dict[int, _Budget]) -> tuple[str, Verdict] | None:
+    """Why it could not run here if everything were free."""
+    indices = devices_of(spec)
+    if len(set(indices)) != spec.tensor_parallel or indices[0] != spec.device_index:
+        reason = f"its {spec.tensor_parallel} devices are not all of this node"
+        return "refuse", Verdict(spec, reason, "tensor_parallel_unsupported")
+    absent = next((index for index in indices if index not in budgets), None)
+    if absent is None:
+        return None
+    return "refuse", Verdict(spec, f"there is no device {absent}", "unknown_device")
+
+
+def _fit(spec: ReplicaSpec, num_bytes: int, budgets: list[_Budget]) -> tuple[str, Verdict]:
+    """Whether there is room now, on all of its devices."""
+    room, free = min(one.room for one in budgets), min(one.free for one in budgets)
+    if num_bytes > room:
+        reason = f"needs {num_bytes} bytes, the device offers {max(room, 0)} when empty"
         return "refuse", Verdict(spec, reason, "insufficient_memory")
-    if num_bytes <= budget.free:
-        budget.free -= num_bytes
+    if num_bytes <= free:
+        for budget in budgets:
+            budget.free -= num_bytes
         return "start", Verdict(spec, "desired")
-    if num_bytes <= budget.free + budget.returning:
-        return "wait", Verdict(spec, f"memory held by {', '.join(budget.holders)}")
-    reason = f"needs {num_bytes} bytes, {max(budget.free, 0)} of the device are free"
+    if num_bytes <= min(one.free + one.returning for one in budgets):
+        holders = dict.fromkeys(name for one in budgets for name in one.holders)
+        return "wait", Verdict(spec, f"memory held by {', '.join(holders)}")
+    reason = f"needs {num_bytes} bytes, {max(free, 0)} of the device are free"
     return "hold", Verdict(spec, reason, "not_resident")

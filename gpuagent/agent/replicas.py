@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpuagent.agent import ipc
-from gpuagent.agent.reconcile import Running
+from gpuagent.agent.reconcile import Running, share_bytes
 from gpuagent.agent.residency import RESIDENT, STORAGE
 from gpuagent.wire.messages import ReplicaSpec, ReplicaStatus, TokenizerBundle
 
@@ -69,8 +69,8 @@ class Replica:
 
     @property
     def charged_bytes(self) -> int:
-        """Of the device while resident: measured, or what the specification says."""
-        return self.measured_bytes or self.spec.memory_bytes
+        """Of each of its devices while resident: measured, or what the specification says."""
+        return self.measured_bytes or share_bytes(self.spec)
 
     @property
     def is_away(self) -> bool:
@@ -218,7 +218,7 @@ class ReplicaTable:
         replica.num_failures += 1
         replica.retry_at = self._monotonic() + backoff(code, replica.num_failures)
         replica.loaded = None
-        replica.measured_bytes = min(replica.measured_bytes, replica.spec.memory_bytes)
+        replica.measured_bytes = min(replica.measured_bytes, share_bytes(replica.spec))
         replica.tier, replica.moving, replica.is_unloading = STORAGE, "", False
         self._set(replica, "failed", code, reason)
 
@@ -269,7 +269,7 @@ def _status(replica: Replica) -> ReplicaStatus:
         sha256=loaded.sha256 if loaded else "",
         max_model_len=loaded.max_model_len if loaded else 0,
         tier=replica.tier,
-        estimate_bytes=replica.spec.memory_bytes,
+        estimate_bytes=share_bytes(replica.spec),
         charged_bytes=replica.charged_bytes,
         swap_in_s=round(replica.swap_in_s, 6),
     )

@@ -12,6 +12,7 @@ from gpuagent.agent import ipc, telemetry
 from gpuagent.agent.http import Answer, json_answer
 from gpuagent.agent.metrics import Served, Snapshot, render
 from gpuagent.agent.node import Node
+from gpuagent.agent.reconcile import devices_of
 from gpuagent.agent.replicas import Replica
 from gpuagent.agent.residency import RESIDENT
 from gpuagent.wire.messages import Device, DeviceLoad, ObservedState, ReplicaLoad, Telemetry
@@ -54,8 +55,8 @@ class Reports:
         self._utilization = {device.index: 0.0 for device in node.devices}
         for replica in node.table:
             share = busy.get(replica.spec.replica_id, 0.0)
-            index = replica.spec.device_index
-            self._utilization[index] = min(self._utilization.get(index, 0.0) + share, 1.0)
+            for index in devices_of(replica.spec):
+                self._utilization[index] = min(self._utilization.get(index, 0.0) + share, 1.0)
         desired = node.keeper.state
         return Telemetry(
             node_id=node.settings.node_id,
@@ -113,7 +114,7 @@ class Reports:
         return [
             replica.loaded
             for replica in self._node.table
-            if replica.spec.device_index == device_index
+            if device_index in devices_of(replica.spec)
             and replica.loaded
             and replica.tier == RESIDENT
         ]

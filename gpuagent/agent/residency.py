@@ -24,7 +24,9 @@ Example, a device of 10 GB and three models of 6, turn 10 s. ``a`` is resident a
 What is desired and nobody asks for comes in only where memory is free, the ``warm`` ones first:
 nobody is put out for a guess. With one exception: what is placed to take turns and was never loaded
 is loaded once, in the place of idle ones, so that it is ready in the host when it is asked for.
-What ``stays`` is put out for nobody, unless the device has less memory than before.
+What ``stays`` is put out for nobody, unless the device has less memory than before. A group over
+several devices comes in when there is room on all of them: what is in its way on any goes out, or
+nothing does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,11 +41,12 @@ RESIDENT, HOST, STORAGE = "resident", "host", "storage"
 class Candidate:
     """A replica as the agent has it.
 
-    ``num_bytes`` of the device while resident, ``host_bytes`` of the host otherwise. ``moving``: a
-    load, a swap or an end is on its way; it counts as on the device until that is over.
-    ``is_busy``: it has unfinished requests. ``waits_since``: when somebody began to wait for it to
-    be resident, or None. ``can_park``: it has the host tier (a replica on two workers has not).
-    ``prepares``: it is to be loaded once, though nobody asks yet.
+    ``num_bytes`` of the device while resident (of a group: of each, ``also_on`` are the others),
+    ``host_bytes`` of the host otherwise. ``moving``: a load, a swap or an end is on its way; it
+    counts as on the device until that is over. ``is_busy``: it has unfinished requests.
+    ``waits_since``: when somebody began to wait for it to be resident, or None. ``can_park``: it
+    has the host tier (a replica on several workers has not). ``prepares``: it is to be loaded
+    once, though nobody asks yet.
     """
 
     replica_id: str
@@ -61,6 +64,12 @@ class Candidate:
     can_park: bool = True
     stays: bool = False
     prepares: bool = False
+    also_on: tuple[int, ...] = ()
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """All that it takes memory of."""
+        return (self.device_index, *self.also_on)
 
     @property
     def rank(self) -> int:
@@ -139,10 +148,10 @@ def _is_off(each: Candidate) -> bool:
 
 
 def _count(plan: _Plan, each: Candidate) -> None:
-    if each.is_on_device and each.device_index in plan.free:
-        plan.free[each.device_index] -= each.num_bytes
-        if each.moving == "out":
-            plan.coming[each.device_index] += each.num_bytes
+    for index in each.devices if each.is_on_device else ():
+        if index in plan.free:
+            plan.free[index] -= each.num_bytes
+            plan.coming[index] += each.num_bytes if each.moving == "out" else 0
     if each.tier == HOST or each.moving == "out":
         plan.host_free -= each.host_bytes
 
@@ -157,18 +166,44 @@ def _shrink(plan: _Plan, known: list[Candidate], index: int) -> None:
         missing -= victim.num_bytes
 
 
+def _brought_in(plan: _Plan, each: Candidate) -> bool:
+    """Bring it in if there is room for it on all of its devices."""
+    if any(each.num_bytes > plan.free[index] for index in each.devices):
+        return False
+    plan.bring_in.append(each.replica_id)
+    for index in each.devices:
+        plan.free[index] -= each.num_bytes
+    return True
+
+
 def _admit(plan: _Plan, known: list[Candidate], asker: Candidate) -> None:
     """Bring it in, or make room for it, or let it wait."""
-    index = asker.device_index
-    if index not in plan.free:
+    if not _are_known(plan, asker) or _brought_in(plan, asker):
         return
-    if asker.num_bytes <= plan.free[index]:
-        plan.bring_in.append(asker.replica_id)
-        plan.free[index] -= asker.num_bytes
-        return
+    chosen: dict[str, Candidate] = {}
+    for index in asker.devices:
+        busy = sum(victim.host_bytes for victim in chosen.values() if victim.is_busy)
+        found = _in_the_way(plan, known, asker, index, plan.host_free - busy)
+        if found is None:
+            plan.blocked.append(asker.replica_id)
+            return
+        chosen |= {victim.replica_id: victim for victim in found}
+    for victim in sorted(chosen.values(), key=lambda each: not each.is_busy):
+        _put_out(plan, known, victim)
+    _reserve(plan, asker)
+
+
+def _are_known(plan: _Plan, each: Candidate) -> bool:
+    return all(index in plan.free for index in each.devices)
+
+
+def _in_the_way(
+    plan: _Plan, known: list[Candidate], asker: Candidate, index: int, host_left: int
+) -> list[Candidate] | None:
+    """Who must go from one device for the asker; None if not enough of them can. ``host_left`` is
+    for the busy ones; idle ones may go to storage."""
     missing = asker.num_bytes - max(plan.free[index], 0) - plan.coming[index]
     chosen: list[Candidate] = []
-    host_left = plan.host_free  # by the busy ones; idle ones may go to storage
     for victim in _victims(plan, known, index):
         if missing <= 0:
             break
@@ -177,22 +212,15 @@ def _admit(plan: _Plan, known: list[Candidate], asker: Candidate) -> None:
         chosen.append(victim)
         missing -= victim.num_bytes
         host_left -= victim.host_bytes if victim.is_busy else 0
-    if missing > 0:
-        plan.blocked.append(asker.replica_id)
-        return
-    for victim in sorted(chosen, key=lambda each: not each.is_busy):
-        _put_out(plan, known, victim)
-    _reserve(plan, index, asker.num_bytes)
+    return chosen if missing <= 0 else None
 
 
 def _prepare(plan: _Plan, known: list[Candidate], each: Candidate) -> None:
     """Bring it in where idle ones can go to the host for it, else leave all as it is."""
-    index = each.device_index
-    if index not in plan.free:
+    index = each.device_index  # a group is never prepared: it is placed to stay
+    if not _are_known(plan, each) or each.also_on:
         return
-    if each.num_bytes <= plan.free[index]:  # before whoever left for it is filled in again
-        plan.bring_in.append(each.replica_id)
-        plan.free[index] -= each.num_bytes
+    if _brought_in(plan, each):  # before whoever left for it is filled in again
         return
     missing = each.num_bytes - max(plan.free[index], 0) - plan.coming[index]
     idle = [
@@ -210,15 +238,16 @@ def _prepare(plan: _Plan, known: list[Candidate], each: Candidate) -> None:
         return
     for victim in chosen:
         _put_out(plan, known, victim)
-    _reserve(plan, index, each.num_bytes)
+    _reserve(plan, each)
 
 
-def _reserve(plan: _Plan, index: int, num_bytes: int) -> None:
+def _reserve(plan: _Plan, asker: Candidate) -> None:
     """What is free goes to the first that waits, the rest comes from those on their way out."""
-    now = min(num_bytes, max(plan.free[index], 0))
-    plan.free[index] -= now
-    plan.coming[index] -= num_bytes - now
-    plan.reserved[index] = plan.reserved.get(index, 0) + now
+    for index in asker.devices:
+        now = min(asker.num_bytes, max(plan.free[index], 0))
+        plan.free[index] -= now
+        plan.coming[index] -= asker.num_bytes - now
+        plan.reserved[index] = plan.reserved.get(index, 0) + now
 
 
 def _victims(plan: _Plan, known: list[Candidate], index: int) -> list[Candidate]:
@@ -226,7 +255,7 @@ def _victims(plan: _Plan, known: list[Candidate], index: int) -> list[Candidate]
     found = [
         each
         for each in known
-        if each.device_index == index
+        if index in each.devices
         and each.tier == RESIDENT
         and not each.moving
         and each.replica_id not in plan.gone
@@ -248,7 +277,8 @@ def _must_yield(plan: _Plan, victim: Candidate, asker: Candidate, host_left: int
 def _put_out(plan: _Plan, known: list[Candidate], victim: Candidate) -> None:
     """To the host if there is room, or room can be made by dropping the idle; else to storage."""
     plan.gone.add(victim.replica_id)
-    plan.coming[victim.device_index] += victim.num_bytes
+    for index in victim.devices:
+        plan.coming[index] = plan.coming.get(index, 0) + victim.num_bytes
     if victim.can_park and _make_host_room(plan, known, victim):
         plan.swap_out.append(victim.replica_id)
         plan.host_free -= victim.host_bytes
@@ -304,6 +334,5 @@ def _fill(plan: _Plan, known: list[Candidate]) -> None:
     ):
         if each.replica_id in (*plan.drop, *plan.bring_in):
             continue
-        if each.num_bytes <= plan.free.get(each.device_index, -1):
-            plan.free[each.device_index] -= each.num_bytes
-            plan.bring_in.append(each.replica_id)
+        if _are_known(plan, each):
+            _brought_in(plan, each)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from gpuagent.agent.engine_host import EngineHost
+from gpuagent.agent.reconcile import devices_of
 from gpuagent.agent.replicas import Replica, ReplicaTable
 from gpuagent.agent.residency import HOST, RESIDENT, STORAGE, Candidate, Moves, decide
 from gpuagent.wire.messages import BUILTIN, DesiredState, Generate
@@ -145,7 +146,8 @@ class Tiers:
     def _candidate(self, replica: Replica, rooms: dict[int, int], now: float) -> Candidate:
         """What was measured may be more than the device offers, after foreign memory has grown or a
         load took more than its budget: then it fits alone, or nobody would ever get an answer."""
-        replica_id, room = replica.spec.replica_id, rooms.get(replica.spec.device_index, 0)
+        replica_id, devices = replica.spec.replica_id, devices_of(replica.spec)
+        room = min(rooms.get(index, 0) for index in devices)
         is_busy = self._num_active(replica_id) > self.num_held(replica_id)
         is_suspended = is_busy and replica.tier == HOST and replica.state == "ready"
         if is_suspended:
@@ -167,9 +169,10 @@ class Tiers:
             used_at=replica.used_at,
             resident_since=replica.resident_since,
             warm_rank=self._warm.get(replica_id),
-            can_park=replica.spec.engine == BUILTIN and not self._host.is_pair(replica_id),
-            stays=self._intended.get(replica_id) == "resident",
+            can_park=replica.spec.engine == BUILTIN and not self._host.is_on_several(replica_id),
+            stays=self._intended.get(replica_id) == "resident" or len(devices) > 1,
             prepares=self._intended.get(replica_id) == "warm" and replica.loaded is None,
+            also_on=tuple(index for index in devices if index != replica.spec.device_index),
         )
 
 

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -44,6 +45,9 @@ from gpuagent.engine.request import (
 )
 from gpuagent.engine.shared_pool import Lease, SharedPool
 from gpuagent.wire.messages import Delta, Generate, ReplicaSpec
+
+if TYPE_CHECKING:  # torch, of which a simulated model's worker has no need
+    from gpuagent.engine.ranks import Follower
 
 log = structlog.get_logger("gpuagent.worker")
 
@@ -200,6 +204,7 @@ class Worker:
         self._stopping = False
         self._watched: dict[int, _Replica] = {}  # by descriptor that tells of a process's end
         self._exchange = Exchange(config.arena, end.send) if config.arena >= 0 else None
+        self._follower: Follower | None = None
 
     def run(self) -> None:
         """Serve until Shutdown; raises EOFError when the agent is gone."""
@@ -242,6 +247,8 @@ class Worker:
             elif descriptor == self._end.fileno():
                 for message in self._end.receive():
                     self._handle(message)
+            elif self._follower is not None:
+                self._follower.obey()  # EOFError, and with it this process's end, without rank 0
         if not ready and timeout:
             for load in self._loads.values():
                 self._end.send(load.last)
@@ -354,9 +361,10 @@ class Worker:
             self._exchange.hand_over(replica.replica_id, replica.model.engine)
 
     def _fail(self, replica: _Replica, error: Exception) -> None:
-        """Give up one engine and keep the others; a GPU's context is lost as a whole."""
+        """Give up one engine and keep the others; a GPU's context is lost as a whole, and so is a
+        group."""
         log.error("engine_failed", replica=replica.replica_id, exc_info=error)
-        if self._config.device.kind == "cuda":
+        if self._config.device.kind == "cuda" or self._config.group:
             raise error
         self._forget(replica)
         message = f"{type(error).__name__}: {error}"
@@ -413,6 +421,9 @@ class Worker:
                 self._watched[done.result.pidfd] = replica
                 self._poll.register(done.result.pidfd, select.POLLIN)
             self._join(replica)
+            if follower := done.result.follower:
+                self._follower = follower
+                self._poll.register(follower.line.fileno(), select.POLLIN)
             self._end.send(_loaded(done.replica_id, done.result, done.seconds))
             self._send_stats()
 

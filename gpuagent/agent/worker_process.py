@@ -34,7 +34,7 @@ class WorkerProcess:
     loading: set[str] = field(default_factory=set)
     expected: set[str] = field(default_factory=set)  # unloaded, and to be loaded again on demand
     progress_at: float = 0.0
-    role: str = "both"
+    role: str = "both"  # ``ipc.WorkerConfig.name``
     has_children: bool = False
     reader: asyncio.Task[None] | None = None
 
@@ -54,20 +54,22 @@ class WorkerProcess:
 
 
 async def start(key: str, device: Device, config: ipc.WorkerConfig) -> WorkerProcess:
-    """Start a worker, which inherits the arena's descriptor if there is one. Raises OSError."""
+    """Start a worker, which inherits the arena and the lines that it has. Raises OSError."""
+    inherited = [config.arena] if config.arena >= 0 else []
+    inherited += config.group.lines if config.group else ()
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gpuagent.agent.worker"),
             *(str(theirs.fileno()), str(os.getpid())),
             msgspec.json.encode(config).decode(),
-            pass_fds=(theirs.fileno(), *([config.arena] if config.arena >= 0 else [])),
+            pass_fds=(theirs.fileno(), *inherited),
             stdin=asyncio.subprocess.DEVNULL,
             env=_environment(device),
             start_new_session=True,  # its own group: Ctrl-C is not for it, a kill takes it all
         )
     reader, writer = await asyncio.open_unix_connection(sock=ours)
-    return WorkerProcess(key, device, process, ipc.AgentEnd(reader, writer), role=config.role)
+    return WorkerProcess(key, device, process, ipc.AgentEnd(reader, writer), role=config.name)
 
 
 def _environment(device: Device) -> dict[str, str]:

@@ -35,9 +35,10 @@ from gpuagent.engine.batch import SchedulerOutput, Sequence
 from gpuagent.engine.detokenizer import Detokenizer, load_tokenizer
 from gpuagent.engine.drafts import load_draft
 from gpuagent.engine.executors import DTYPES, make_executor
-from gpuagent.engine.model_runner import Executor, ModelRunner, StepResult
+from gpuagent.engine.model_runner import Executor, ExecutorLost, ModelRunner, StepResult
 from gpuagent.engine.parking import Parked, park
 from gpuagent.engine.precision import check_checkpoint, of_dtype
+from gpuagent.engine.ranks import Rank, check_supported
 from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
@@ -179,6 +180,7 @@ class TorchEngine:
         speculation: str = "none",
         draft_path: Path | str | None = None,
         kv_limit_bytes: int | None = None,
+        rank: Rank | None = None,
     ) -> Self:
         """Load a safetensors folder. The pool has `num_blocks`, or what `kv_bytes` hold.
 
@@ -186,12 +188,17 @@ class TorchEngine:
         what the model knows. `swap_bytes` of host memory take in preempted requests,
         `target_itl_seconds` bounds the prompt tokens of a step in which others decode.
         `speculation` is "none", "ngram" or "draft", the last with a smaller model's folder and a
-        part of `kv_bytes`. `kv_limit_bytes`: see `_size_pool`. Raises LoadError for a bad folder
-        and ValueError for sizes that leave no block or no slot."""
+        part of `kv_bytes`. `kv_limit_bytes`: see `_size_pool`. With a `rank`, its part of
+        the model, to be connected before the first step (`ranks`). Raises LoadError for a bad
+        folder and ValueError for sizes that leave no block or no slot."""
         folder, kind = Path(path), SpeculationKind(speculation)
         formats = of_dtype(dtype, quantization, kv_cache_dtype)
         check_checkpoint(read_config(folder), quantization)
-        model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len)
+        shard = None
+        if rank:
+            check_supported(quantization, speculation, swap_bytes)
+            shard = rank.shard
+        model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len, shard)
         length = min(max_model_len or model.config.max_position, model.config.max_position)
         small = None
         if kind is SpeculationKind.DRAFT:
@@ -212,6 +219,7 @@ class TorchEngine:
             blocks_per_chunk=pool.blocks_per_chunk,
         )
         executor = make_executor(model, scheduling, formats, device, pool.lease is not None)
+        executor = rank.executor(executor, scheduling) if rank else executor
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
         eos = _eos_token_ids(folder, model.config)
         engine = cls(executor, model.config, tokenizer, scheduling, eos, pool.lease)
@@ -492,6 +500,8 @@ class TorchEngine:
     def _run(self, output: SchedulerOutput, delivery: _Delivery) -> StepResult:
         try:
             return self._runner.run(output)
+        except ExecutorLost:
+            raise
         except Exception as error:
             return self._bisect(output, delivery, error)
 

@@ -35,7 +35,11 @@ def make_executor(
     if precision.quantization == "int8-weight-only":
         model.quantise(GroupLinear.rounded)
     is_int8, is_int8_kv = precision.quantization == "int8", precision.kv_dtype == "int8"
-    reason = reason_for_torch(model.config, scheduling.block_size, dtype, device)
+    parts = (  # all ranks of a group choose alike: their sums must be of the same rows
+        reason_for_torch(config, scheduling.block_size, dtype, device)
+        for config in model.rank_configs
+    )
+    reason = next((each for each in parts if each), None)
     if reason is None:
         limit = scheduling.max_batch_tokens
         return NativeExecutor(model, num_blocks, limit, is_int8, is_int8_kv, is_leased)

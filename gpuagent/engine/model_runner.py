@@ -55,6 +55,10 @@ class StepResult:
     best: tuple[int, ...] = ()
 
 
+class ExecutorLost(RuntimeError):
+    """The executor computes nothing more, so no part of the step is to be tried again."""
+
+
 class Executor(Protocol):
     """A model with its keys and values: torch's, or the native kernels."""
 
@@ -76,6 +80,9 @@ class Executor(Protocol):
 
     def step(self, works: Sequence[Work]) -> Scores:
         """Store keys and values of the works' tokens, and score what they ask for."""
+
+    def follow(self, works: Sequence[Work]) -> None:
+        """A group's later rank: its part of a step whose scores rank 0 has."""
 
     def forward(self, works: Sequence[Work]) -> Tensor:
         """Store keys and values of the works' tokens; hidden states (T, hidden), side by side."""
@@ -131,6 +138,10 @@ class TorchExecutor:
             return Scores(hidden.new_empty((0, 0)), (), unsound)
         logits = self.logits(hidden[torch.tensor(rows, device=hidden.device)])
         return Scores(logits, most_likely(logits), unsound)
+
+    def follow(self, works: Sequence[Work]) -> None:
+        """See `Executor`."""
+        self.forward(works)
 
     def forward(self, works: Sequence[Work]) -> Tensor:
         """See `Executor`; the works in the order of `order_work`."""

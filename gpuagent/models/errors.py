@@ -6,7 +6,8 @@ class LoadError(Exception):
 
     Codes: config_invalid, config_rejected, weights_malformed, weights_rejected,
     manifest_invalid, format_not_allowed, tokenizer_rejected, draft_model_unsupported,
-    quantization_unsupported, kv_cache_dtype_unsupported, checkpoint_mismatch.
+    quantization_unsupported, kv_cache_dtype_unsupported, checkpoint_mismatch,
+    tensor_parallel_unsupported, group_incomplete, group_mismatch.
     """
 
     def __init__(self, code: str, message: str) -> None:

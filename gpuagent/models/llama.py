@@ -4,7 +4,7 @@
 where one ends, and it is passed in, so the model has no idea of blocks, batches or phases.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from gpuagent.models.layers import (
     rotate,
 )
 from gpuagent.models.loader import load_tensors
+from gpuagent.models.sharding import Shard, Slices, shard_config
 
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"  # stored by old checkpoints, computed here
 
@@ -75,11 +76,18 @@ class _Weights:
             raise LoadError("weights_rejected", f"unexpected tensor {min(self._tensors):.80}")
 
 
+def _as_it_is(whole: Tensor) -> Tensor:
+    return whole
+
+
 class Layer:
     """One decoder layer: attention and MLP, each normed before and added to its input."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: _Weights) -> None:
+    def __init__(
+        self, config: ModelConfig, index: int, weights: _Weights, shard: Shard | None = None
+    ) -> None:
         self._index = index
+        self._total = shard.total if shard else _as_it_is
         self._head_dim = config.head_dim
         name, hidden = f"model.layers.{index}", config.hidden_size
         heads, kv_heads = config.num_heads * self._head_dim, config.num_kv_heads * self._head_dim
@@ -115,8 +123,9 @@ class Layer:
     def __call__(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention
     ) -> Tensor:
-        hidden = hidden + self._attend(self.input_norm(hidden), rotation, attention)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        attended = self._attend(self.input_norm(hidden), rotation, attention)
+        hidden = hidden + self._total(attended)
+        return hidden + self._total(self.mlp(self.mlp_norm(hidden)))
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
         query = rotate(self._split_heads(self.query(x)), *rotation)
@@ -138,12 +147,15 @@ class LlamaModel:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         max_model_len: int | None = None,
+        shard: Shard | None = None,
     ) -> None:
         weights = _Weights(tensors, dtype, device, config.awq_group)
         vocab, hidden = config.vocab_size, config.hidden_size
         self.config = config
+        self.shard = shard
+        self.rank_configs: Sequence[ModelConfig] = (config,)  # the shapes of all parts
         self.embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
-        self._layers = [Layer(config, i, weights) for i in range(config.num_layers)]
+        self._layers = [Layer(config, i, weights, shard) for i in range(config.num_layers)]
         self.norm = RMSNorm(weights.take("model.norm.weight", hidden), config.rms_norm_eps)
         if config.tie_embeddings:
             weights.drop("lm_head.weight")
@@ -165,10 +177,22 @@ class LlamaModel:
 
     @classmethod
     def load(
-        cls, folder: Path, dtype: torch.dtype, device: str, max_model_len: int | None = None
+        cls,
+        folder: Path,
+        dtype: torch.dtype,
+        device: str,
+        max_model_len: int | None = None,
+        shard: Shard | None = None,
     ) -> "LlamaModel":
-        """Open a safetensors folder; raises LoadError."""
-        return cls(read_config(folder), load_tensors(folder), dtype, device, max_model_len)
+        """Open a safetensors folder, or one rank's part of it; raises LoadError."""
+        config, cut = read_config(folder), None
+        size, rank = (shard.size, shard.rank) if shard else (1, 0)
+        parts = tuple(shard_config(config, each, size) for each in range(size))
+        if shard:
+            cut = Slices(config, rank, size).cut
+        model = cls(parts[rank], load_tensors(folder, cut), dtype, device, max_model_len, shard)
+        model.rank_configs = parts
+        return model
 
     def take_layers(self) -> Iterator[Layer]:
         """Hand out the layers one by one; each is dropped here before the next."""

@@ -8,7 +8,7 @@ Nothing but safetensors is ever opened.
 import json
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,20 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
 STORED_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 PACKED_SUFFIXES = (".qweight", ".qzeros")  # of AWQ checkpoints; any bits are sound
 FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".gguf", ".h5", ".msgpack")
+Cut = Callable[[str, torch.Tensor], torch.Tensor]
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
-def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
+def load_tensors(folder: Path, cut: Cut | None = None) -> dict[str, torch.Tensor]:
     """All tensors of a model folder by name, as read-only views of the mapped files.
 
-    Raises LoadError: weights_malformed, weights_rejected, manifest_invalid or
-    format_not_allowed.
+    `cut` gives the part of a tensor that is wanted, by its name; the rest is not read. Raises
+    LoadError: weights_malformed, weights_rejected, manifest_invalid or format_not_allowed.
     """
     expected = _files(folder)
     tensors: dict[str, torch.Tensor] = {}
     for path, names in expected.items():
-        found = dict(_open_tensors(path))
+        found = dict(_open_tensors(path, cut or _whole))
         if names is not None and set(found) != names:
             raise LoadError("manifest_invalid", f"{path.name} does not hold what the index says")
         MappedFiles().forget(found.values())  # checked; read again when they are used
@@ -83,7 +84,11 @@ def _plain_file(folder: Path, name: str) -> Path:
     return path
 
 
-def _open_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _whole(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _open_tensors(path: Path, cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
     with path.open("rb") as stream:
         if stream.read(4).startswith(PICKLE_STARTS):
             raise LoadError("format_not_allowed", f"{path.name} is a pickle or an archive")
@@ -91,7 +96,7 @@ def _open_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         with safe_open(path, framework="pt", device="cpu") as file:
             _check_header(path)
             for name in file.keys():  # noqa: SIM118  (not a mapping)
-                yield name, _checked(name, file.get_tensor(name))
+                yield name, _checked(name, cut(name, file.get_tensor(name)))
     except (SafetensorError, OSError) as error:
         raise LoadError("weights_malformed", f"{path.name}: {error}") from error
 

@@ -31,6 +31,9 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     included. ``speculation`` is none | ngram | draft, ``disaggregation`` none | prefill-decode.
     ``guaranteed_percent`` is of the device's time, whatever the replicas beside it want.
     ``engine`` is builtin | vllm, which a node has if it says so (``ObservedState.engines``).
+    A group of ``tensor_parallel`` devices takes an equal part of ``memory_bytes`` on each of
+    ``device_indices``, the first of which is ``device_index``; from control planes that do not say,
+    on neighbours from there on. Fewer than ``tensor_parallel``: the others are another node's.
     """
 
     replica_id: str
@@ -56,6 +59,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     disaggregation: str = "none"
     guaranteed_percent: int = 0
     engine: str = BUILTIN
+    device_indices: tuple[int, ...] = ()
 
 
 class DesiredState(Message, frozen=True, kw_only=True):
@@ -102,8 +106,8 @@ class ReplicaStatus(Message, frozen=True, kw_only=True):
     those); "" from nodes that have no tiers. A generation for a replica in any tier is taken as
     long as it is ready, or pending with the code ``not_resident``: the node holds it until the
     replica is resident. ``estimate_bytes`` is the device memory it was expected to need,
-    ``peak_bytes`` what was measured, and ``charged_bytes`` what the node counts. ``swap_in_s`` is
-    what becoming resident took last, from whichever tier.
+    ``peak_bytes`` what was measured, and ``charged_bytes`` what the node counts; of a group, on
+    each of its devices. ``swap_in_s`` is what becoming resident took last, from whichever tier.
     """
 
     replica_id: str

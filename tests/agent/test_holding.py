@@ -16,7 +16,7 @@ ROOMS = {0: GIB}
 def made(peak_bytes: int = GIB // 2) -> tuple[ReplicaTable, Tiers]:
     """``a`` is resident and idle."""
     table = ReplicaTable(lambda: 100.0, lambda: 100.0, lambda: None)
-    host = SimpleNamespace(is_pair=lambda replica_id: False)
+    host = SimpleNamespace(is_on_several=lambda replica_id: False)
     tiers = Tiers(table, host, lambda replica_id: 0, 10.0, 4 * GIB)  # type: ignore[arg-type]
     table.start(A)
     bundle = TokenizerBundle(version_id="m@1", tokenizer_json=b"{}")

@@ -54,6 +54,41 @@ def test_a_measured_peak_replaces_the_estimate_and_who_is_away_takes_nothing() -
     assert (ids(plan, "start"), ids(plan, "keep")) == (["b"], ["a"])
 
 
+def group(name: str, **fields: object) -> ReplicaSpec:
+    return spec(name, tensor_parallel=2, **fields)
+
+
+def test_a_group_takes_its_share_of_every_device_or_of_none() -> None:
+    """6 GiB are 3 on each device; where one device has only 1 left it is held, and what needs a
+    device that the group is on waits for the group."""
+    wide, small = group("wide", memory_bytes=6 * GIB), spec("small", memory_bytes=3 * GIB)
+    assert ids(reconcile([wide], {}, DEVICES, 0), "start") == ["wide"]
+    beside = spec("beside", memory_bytes=3 * GIB, device_index=1)
+    plan = reconcile([wide, beside], {"beside": Running(beside, "ready")}, DEVICES, 0)
+    assert (ids(plan, "hold"), plan.hold[0].code) == (["wide"], "not_resident")
+    for index in (0, 1):
+        small = spec("small", memory_bytes=3 * GIB, device_index=index)
+        plan = reconcile([small], {"wide": Running(wide, "ready")}, DEVICES, 0)
+        assert (ids(plan, "stop"), plan.wait[0].reason) == (["wide"], "memory held by wide")
+    measured = {"wide": Running(wide, "ready", charged_bytes=GIB)}
+    assert ids(reconcile([wide, small], measured, DEVICES, 0), "start") == ["small"]
+    too_large = group("wide", memory_bytes=9 * GIB)
+    assert reconcile([too_large], {}, DEVICES, 0).refuse[0].code == "insufficient_memory"
+
+
+def test_a_group_with_devices_elsewhere_or_absent_ones_is_refused() -> None:
+    """Its devices are those named, else neighbours from the first on."""
+    assert ids(reconcile([group("g", device_indices=(1, 0), device_index=1)], {}, DEVICES, 0),
+               "start") == ["g"]  # fmt: skip
+    for fields, code in (
+        ({"device_index": 1}, "unknown_device"),
+        ({"device_indices": (0,)}, "tensor_parallel_unsupported"),
+        ({"device_indices": (0, 0)}, "tensor_parallel_unsupported"),
+        ({"device_indices": (0, 7)}, "unknown_device"),
+    ):
+        assert reconcile([group("g", **fields)], {}, DEVICES, 0).refuse[0].code == code, fields
+
+
 def test_foreign_memory_and_reservations_are_taken_off_what_a_device_offers() -> None:
     a = spec("a", memory_bytes=3 * GIB)
     assert reconcile([a], {}, DEVICES, 0, rooms={0: 2 * GIB}).refuse[0].code == (

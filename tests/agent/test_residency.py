@@ -56,6 +56,28 @@ def test_a_busy_one_keeps_its_turn_from_equals_and_always_from_lesser_ones() -> 
     assert moves(one("asks", HOST, waits_since=99.0, priority="high"), busy).swap_out == ("busy",)
 
 
+def test_a_group_comes_in_where_all_of_its_devices_have_room_or_can_be_given_it() -> None:
+    """What is in its way goes on every device or on none, and a group is nobody's victim."""
+    rooms = {0: 10, 1: 10}
+    wide = one("wide", STORAGE, also_on=(1,), can_park=False, stays=True, waits_since=1.0)
+    assert decide([wide], rooms, 100, TURN, 100.0).bring_in == ("wide",)
+    assert decide([wide], {0: 10, 1: 5}, 100, TURN, 100.0).blocked == ("wide",)
+    assert decide([wide], {0: 10}, 100, TURN, 100.0) == Moves(), "it has no second device"
+    first = one("first")
+    second = Candidate("second", 1, 6, RESIDENT, host_bytes=6)
+    answer = decide([wide, first, second], rooms, 100, TURN, 100.0)
+    assert (set(answer.swap_out), answer.reserved) == ({"first", "second"}, {0: 4, 1: 4})
+    stuck = replace(second, stays=True)
+    answer = decide([wide, first, stuck], rooms, 100, TURN, 100.0)
+    assert (answer.swap_out, answer.blocked) == ((), ("wide",))
+    both_busy = [replace(each, is_busy=True, priority="best-effort") for each in (first, second)]
+    assert decide([wide, *both_busy], rooms, 12, TURN, 100.0).swap_out == ("first", "second")
+    assert decide([wide, *both_busy], rooms, 11, TURN, 100.0).blocked == ("wide",)
+    there = replace(wide, tier=RESIDENT, waits_since=None)
+    asks = Candidate("asks", 1, 6, HOST, host_bytes=6, waits_since=0.0, priority="high")
+    assert decide([there, asks], rooms, 100, TURN, 100.0).blocked == ("asks",)
+
+
 def test_a_full_host_drops_the_idle_and_never_the_unfinished() -> None:
     asks, out = one("asks", STORAGE, waits_since=1.0), one("out")
     idle, kept = one("idle", HOST, used_at=5.0), one("kept", HOST, is_busy=True, waits_since=50.0)

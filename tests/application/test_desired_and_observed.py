@@ -26,7 +26,9 @@ from controlplane.application.fleet import (
     StaleDesired,
 )
 from controlplane.application.fleet_state import FleetState
+from controlplane.domain.ids import NodeId
 from controlplane.domain.model import VersionSpec
+from controlplane.domain.placement import Assignment, Shard
 from gpuagent.wire.codec import decode, encode
 from gpuagent.wire.messages import (
     DesiredState,
@@ -46,6 +48,22 @@ REPLICA = DesiredReplica("m.v1.g1.0", "m@v1", "m", 0, 1000, SPEC)
 
 def desired(epoch: int, generation: int, *replicas: DesiredReplica) -> DesiredNode:
     return DesiredNode("n1", epoch, generation, False, replicas)
+
+
+def test_a_group_reaches_its_node_with_that_nodes_devices() -> None:
+    """Those of other nodes are not named: by their number the node sees that some are missing."""
+    spec = replace(SPEC, tensor_parallel=2)
+    for shards, expected in (
+        ((Shard(NodeId("n1"), 3), Shard(NodeId("n1"), 1)), (3, 1)),
+        ((Shard(NodeId("n1"), 3), Shard(NodeId("n2"), 1)), (3,)),
+        ((), (3, 4)),
+    ):
+        placed = Assignment("m.v1.g1.0", "m@v1", NodeId("n1"), 3, 1000, shards)
+        devices = publish.devices_here(placed, 2)
+        sent = replace(REPLICA, spec=spec, device_index=3, device_indices=devices)
+        (wire,) = desired_to_wire(desired(1, 1, sent), "c").replicas
+        assert (wire.device_indices, wire.tensor_parallel) == (expected, 2)
+    assert publish.devices_here(Assignment("m", "m@v1", NodeId("n1"), 3, 1000), 1) == ()
 
 
 async def test_a_node_reads_what_was_decided(nats: NatsServer) -> None:  # noqa: F811

@@ -124,6 +124,7 @@ def test_a_version_is_added_once_and_never_changed() -> None:
         ({**VLLM, "residency": "swappable"}, "unsupported_combination"),
         ({**VLLM, **GUARANTEED}, "unsupported_combination"),
         ({**VLLM, "tensor_parallel": 2}, "unsupported_combination"),
+        ({**GUARANTEED, "tensor_parallel": 2}, "unsupported_combination"),
         ({"swap_bytes": -1}, "out_of_range"),
         ({"swap_bytes": SPEC.gpu_memory}, "out_of_range"),
         ({"colocation": Colocation(isolation="air-gapped")}, "invalid_choice"),

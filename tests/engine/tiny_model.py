@@ -71,3 +71,32 @@ def wide_tiny_model() -> Path:
     model.save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
+
+
+@cache
+def uneven_tiny_model() -> Path:
+    """Like `tiny_model`, with 3 KV heads and an MLP of 65, a head of its own, and biases."""
+    folder = Path(mkdtemp(prefix="uneven-llama-"))
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=72,
+        intermediate_size=65,
+        num_hidden_layers=3,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=16,
+        max_position_embeddings=256,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        bos_token_id=256,
+        eos_token_id=EOS,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder

@@ -37,6 +37,7 @@ REPLICA = messages.ReplicaSpec(
     disaggregation="prefill-decode",
     guaranteed_percent=40,
     engine="vllm",
+    device_indices=(1, 3),
 )
 DEVICE = messages.Device(
     index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1", link="nvlink0"

@@ -68,6 +68,7 @@ def _replica_to_wire(replica: DesiredReplica) -> wire.ReplicaSpec:
         disaggregation=spec.disaggregation,
         guaranteed_percent=spec.guaranteed_percent,
         engine=spec.engine,
+        device_indices=replica.device_indices,
     )
 
 

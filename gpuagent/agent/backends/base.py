@@ -1,10 +1,16 @@
 """What every backend gives the worker: a loaded engine and what the fleet must know of it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpuagent.engine.request import Engine
 from gpuagent.wire.messages import TokenizerBundle
+
+if TYPE_CHECKING:  # torch, of which a simulated model's worker has no need
+    from gpuagent.engine.ranks import Follower
 
 # (state, stage, fraction): state is downloading or loading
 Progress = Callable[[str, str, float], None]
@@ -20,6 +26,8 @@ class LoadedModel:
 
     ``peak_bytes`` is what it takes of the device, measured where that can be done:
     weights, workspace, the KV pool (or what is guaranteed of a shared one) and swap space.
+
+    ``follower``: of a group's rank other than 0, what it steps instead of the engine.
 
     ``warning``: code and text of why it serves less well than it could; empty if it does not.
 
@@ -37,6 +45,7 @@ class LoadedModel:
     close: Callable[[], None] = _nothing
     pidfd: int = -1
     describe_end: Callable[[], str] = str
+    follower: Follower | None = None
 
 
 class LoadError(Exception):

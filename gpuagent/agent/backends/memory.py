@@ -19,14 +19,24 @@ is a replica's guarantee, and it may use what the others leave, up to those ``ma
 A replica on two workers has the model's weights and activations twice; a tenth of its memory is
 what the two share (``arena``); the prefill worker's pool is a quarter of the rest but at most four
 full sequences, and the decode worker's swap space takes in at least one.
+
+A group has an equal share of the memory on each device, and a block is as large as a rank has KV
+heads, so the ranks could have different numbers of blocks; they get the least of these, for one
+block table is for all. There is no swap space. SmolLM2 in float32 on two devices of 1 GiB each:
+rank 0 has two of three KV heads (30,720 bytes a token), rank 1 one (15,360), and rank 0's number
+counts.
 """
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from gpuagent.agent import arena
 from gpuagent.agent.backends.base import LoadError
+from gpuagent.agent.reconcile import share_bytes
 from gpuagent.engine.precision import Precision
 from gpuagent.models.config import ModelConfig, estimate_memory
+from gpuagent.models.sharding import shard_config
 from gpuagent.wire.messages import ReplicaSpec
 
 BLOCK_SIZE = 16
@@ -46,6 +56,7 @@ class Division:
     kv_bytes: int
     swap_bytes: int
     kv_limit_bytes: int | None = None
+    num_blocks: int | None = None  # if not as many as the bytes hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,21 @@ def divide(
         draft_bytes = _fixed(spec, draft, formats.of_draft())
         needs = _Needs(needs.model, draft_bytes, sequence, sequence + also)
     return _on_one(spec, needs) if role == "both" else _on_two(spec, needs, role)
+
+
+def divide_among(
+    size: int, spec: ReplicaSpec, config: ModelConfig, formats: Precision, max_model_len: int
+) -> Division:
+    """What each rank of a group gets; raises LoadError insufficient_memory if one sequence of full
+    length does not fit all of them."""
+    share = replace(spec, memory_bytes=share_bytes(spec), swap_bytes=0)
+    fits = []
+    for rank in range(size):
+        part = shard_config(config, rank, size)
+        each = divide(share, part, formats, max_model_len)
+        fits.append((each.kv_bytes // (BLOCK_SIZE * formats.kv_bytes_per_token(part)), each))
+    num_blocks, tightest = min(fits, key=lambda fit: fit[0])
+    return Division(tightest.kv_bytes, 0, num_blocks=num_blocks)
 
 
 def _on_one(spec: ReplicaSpec, needs: _Needs) -> Division:

@@ -6,13 +6,14 @@ and this device or checkpoint does not have, with a code that names it.
 """
 
 import logging
+import socket
 import threading
 
 import torch
 
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
 from gpuagent.agent.backends.fetching import fetch, to_wire
-from gpuagent.agent.backends.memory import BLOCK_SIZE, Division, divide
+from gpuagent.agent.backends.memory import BLOCK_SIZE, Division, divide, divide_among
 from gpuagent.agent.backends.peak import PeakMemory
 from gpuagent.agent.ipc import WorkerConfig
 from gpuagent.agent.model_store import tokenizer_bundle
@@ -20,6 +21,7 @@ from gpuagent.agent.model_store.errors import ModelStoreError
 from gpuagent.agent.model_store.store import LocalModel
 from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.precision import Precision, check_checkpoint, precision
+from gpuagent.engine.ranks import Line, Rank, check_supported
 from gpuagent.engine.scheduler import Policy
 from gpuagent.models.config import read_config
 from gpuagent.models.errors import LoadError as ModelError
@@ -37,8 +39,7 @@ logger = logging.getLogger(__name__)
 def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> LoadedModel:
     """Fetch, check and load a replica's model for this worker's role; raises LoadError."""
     torch.set_num_threads(config.threads)
-    if spec.tensor_parallel != 1:
-        raise LoadError("tensor_parallel_unsupported", "one device per replica")
+    place = _place(spec, config)
     try:
         formats = precision(spec.quantization, spec.kv_cache_dtype, config.device.kind)
         local = fetch(spec.source, spec.sha256, config, formats.dtype, progress)
@@ -46,7 +47,11 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
         if spec.speculation == "draft":
             draft = fetch(spec.draft_model, "", config, formats.dtype, progress)
         progress("loading", "weights", 0.0)
-        return _load(spec, config, local, draft, formats)
+        loaded = _load(spec, config, local, draft, formats, place)
+        if place and config.group:
+            progress("loading", "group", 0.0)
+            place.connect(config.group.start_s)
+        return loaded
     except (ModelStoreError, ModelError) as error:
         raise LoadError(error.code, error.message) from error
     except torch.OutOfMemoryError as error:
@@ -57,21 +62,38 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
         raise
 
 
+def _place(spec: ReplicaSpec, config: WorkerConfig) -> Rank | None:
+    """This worker's place in the replica's group; None if the replica has one device."""
+    size = config.group.size if config.group else 1
+    if spec.tensor_parallel != size:
+        text = f"{spec.tensor_parallel} devices are wanted, and {size} workers were started"
+        raise LoadError("tensor_parallel_unsupported", text)
+    if config.group is None:
+        return None
+    lines = [Line(socket.socket(fileno=each)) for each in config.group.lines]
+    return Rank(config.group.rank, size, lines, config.device.kind)
+
+
 def _load(
     spec: ReplicaSpec,
     config: WorkerConfig,
     local: LocalModel,
     draft: LocalModel | None,
     formats: Precision,
+    place: Rank | None,
 ) -> LoadedModel:
     device = config.device.kind
     bundle = tokenizer_bundle.read_tokenizer_bundle(local.path)
     max_model_len = min(spec.max_model_len, bundle.max_model_len)
     shape, small = read_config(local.path), read_config(draft.path) if draft else None
     check_checkpoint(shape, formats.quantization)
-    division = divide(spec, shape, formats, max_model_len, small, config.role)
+    if place:
+        check_supported(formats.quantization, spec.speculation, spec.swap_bytes)
+        division = divide_among(place.shard.size, spec, shape, formats, max_model_len)
+    else:
+        division = divide(spec, shape, formats, max_model_len, small, config.role)
     with LOADING, PeakMemory(device) as peak:
-        engine = _engine(spec, config, local, draft, formats, division, max_model_len)
+        engine = _engine(spec, config, local, draft, formats, division, max_model_len, place)
     stats = engine.stats()
     model_bytes = max(peak.num_bytes, stats.weights_bytes)
     if device == "cuda":  # the pool is part of what was measured
@@ -84,6 +106,7 @@ def _load(
         peak_bytes=model_bytes + stats.kv_bytes + division.swap_bytes,
         workspace_bytes=model_bytes - stats.weights_bytes,
         warning=_warning(formats, device),
+        follower=place.follower(engine.executor) if place else None,
     )
 
 
@@ -95,10 +118,12 @@ def _engine(
     formats: Precision,
     division: Division,
     max_model_len: int,
+    place: Rank | None,
 ) -> TorchEngine:
     return TorchEngine.load(
         local.path,
         dtype=formats.dtype,
+        num_blocks=division.num_blocks,
         kv_bytes=division.kv_bytes,
         block_size=BLOCK_SIZE,
         max_batch_tokens=max(spec.max_batch_tokens, spec.max_batch),
@@ -112,6 +137,7 @@ def _engine(
         speculation="none" if config.role == "prefill" else spec.speculation,  # it guesses nothing
         draft_path=draft.path if draft else None,
         kv_limit_bytes=division.kv_limit_bytes,
+        rank=place,
     )
 
 

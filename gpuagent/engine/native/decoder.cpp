@@ -11,6 +11,10 @@
 //
 //     rows     0 1 2 3 4 5 | 6     a prompt of 6 tokens beside one that decodes
 //     wanted             5   6     -> rows 0 and 1 of the last attention, MLP and head
+//
+// Of a group's rank, heads and MLP are its part, and the hidden states become whole after "output"
+// and after "down": rank 0 adds its partial sums to them, the others put theirs in their place, and
+// `total` (sums.py) makes each rank's into the sum over all ranks.
 #include <memory>
 #include <sys/mman.h>
 #include <time.h>
@@ -34,6 +38,8 @@ struct Model {
     int64_t hidden, heads, kv_heads, head_dim, middle;
     float eps;
     float scale;
+    void (*total)(float* values, int64_t count);  // null: nobody else has a part of the model
+    int64_t is_later_rank;
 };
 
 struct Workspace {
@@ -144,7 +150,7 @@ template <class T>
 class Step {
   public:
     Step(const Model& model, const Workspace& space, const Batch& batch, Team& team)
-        : m(model), s(space), b(batch), team_(team), shares_((model.num_layers * 9 + 7) * team.size()),
+        : m(model), s(space), b(batch), team_(team), shares_((model.num_layers * 11 + 7) * team.size()),
           is_int8_(model.layers[0].qkv.takes_int8()) {
         for (int64_t i = 0; i < b.num_spans; i++)
             for (int32_t first = 0; first < b.spans[i].count; first += QUERY_TOKENS)
@@ -172,6 +178,15 @@ class Step {
             multiply(thread, phase++, w, x, out, num);
             clock.charge(PRODUCTS);
         };
+        const Epilogue into_hidden = m.is_later_rank ? STORE : ADD;
+        auto whole = [&] {
+            const int64_t slot = phase++ * team_.size();
+            if (!m.total) return;
+            auto sum = [&](int64_t, int64_t) { m.total(s.hidden, num * m.hidden); };
+            if (thread == 0) shares_.take(slot, slot, 1, 1, sum);  // it calls back into Python
+            shares_.wait(slot, 1);
+            clock.charge(REST);
+        };
         auto rows = [&](auto work) {
             each(num, std::max<int64_t>(1, num / (4 * team_.size())), [&](int64_t i, int64_t end) {
                 for (; i < end; i++) work(i);
@@ -192,14 +207,16 @@ class Step {
             each(items.size(), 1, [&](int64_t i, int64_t) { attend_item(items, i, cache); },
                  ATTENTION);
             if (is_last) each(1, 1, [&](int64_t, int64_t) { gather(); });
-            product(layer.output, s.attended, {s.hidden, m.hidden, ADD});
+            product(layer.output, s.attended, {s.hidden, m.hidden, into_hidden});
+            whole();
             rows([&](int64_t row) { norm(row, layer.mlp_norm); });
             product(layer.gate_up, s.normed, {s.activated, m.middle, SWIGLU});
             if (is_int8_) rows([&](int64_t row) { quantise_row(s.activated, m.middle, row); });
             else phase++;
-            product(layer.down, s.activated, {s.hidden, m.hidden, ADD});
+            product(layer.down, s.activated, {s.hidden, m.hidden, into_hidden});
+            whole();
         }
-        if (!b.wanted) return;
+        if (!b.wanted || !b.logits) return;
         rows([&](int64_t row) { norm(row, m.norm); });
         product(m.head, s.normed, {b.logits, m.head.panels() * PANEL, STORE});
         each(num, 1, [&](int64_t row, int64_t) { choose(row); });

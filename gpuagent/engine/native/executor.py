@@ -35,6 +35,7 @@ from gpuagent.engine.native.packing import (
     padded_outputs,
     stacked,
 )
+from gpuagent.engine.native.sums import Sums
 from gpuagent.models.config import ModelConfig
 from gpuagent.models.grouped import GroupLinear
 from gpuagent.models.layers import Linear
@@ -80,10 +81,15 @@ class NativeExecutor:
         self._tensors: list[Tensor] = []
         self._is_int8 = is_int8
         self._max_tokens = max_batch_tokens
-        self._arena = Arena(self._library, packed_bytes(model.config, is_int8))
+        has_head = model.shard is None or model.shard.rank == 0
+        self._arena = Arena(self._library, packed_bytes(model.config, is_int8, has_head))
         self._model = self._pack_model(model)
         self._seconds = torch.zeros(3, dtype=torch.float64)
         self._hidden, self._workspace = self._allocate(max_batch_tokens)
+        self._sums = Sums(model.shard, self._hidden) if model.shard else None
+        if self._sums:
+            self._model.total = self._sums.address
+            self._model.is_later_rank = self._sums.shard.rank > 0
         self._padded_vocab = padded_outputs(model.config.vocab_size)
         self._logits = torch.empty(0, self._padded_vocab)
         self._unsound = torch.zeros(max_batch_tokens, dtype=torch.uint8)
@@ -121,16 +127,22 @@ class NativeExecutor:
 
         The logits are valid until the next.
         """
-        batch, keep_alive = self._describe(works)
-        wanted = array("i", wanted_rows(works))
-        best = array("i", bytes(wanted.itemsize * len(wanted)))
-        batch.wanted, batch.num_wanted = wanted.buffer_info()
-        batch.best, batch.unsound = best.buffer_info()[0], self._unsound.data_ptr()
-        batch.logits = self._logits_for(len(wanted)).data_ptr()
+        batch, keep_alive = self._describe_step(works)
+        num = batch.num_wanted
+        best = array("i", bytes(4 * num))
+        batch.best = best.buffer_info()[0]
+        batch.logits = self._logits_for(num).data_ptr()
         self._forward(batch)
         del keep_alive
-        logits = self._logits[: len(wanted), : self._config.vocab_size]
+        logits = self._logits[:num, : self._config.vocab_size]
         return Scores(logits, tuple(best), self._find_unsound(works, batch.num_tokens))
+
+    def follow(self, works: Sequence[Work]) -> None:
+        """The same without the head."""
+        batch, keep_alive = self._describe_step(works)
+        self._forward(batch)
+        del keep_alive
+        self._find_unsound(works, batch.num_tokens)
 
     def forward(self, works: Sequence[Work]) -> Tensor:
         """Hidden states (T, hidden) of the works' tokens side by side, valid until the next."""
@@ -187,6 +199,8 @@ class NativeExecutor:
             ctypes.byref(self._workspace),
             ctypes.byref(batch),
         )
+        if self._sums:
+            self._sums.check()
 
     def _logits_for(self, num: int) -> Tensor:
         if len(self._logits) < num:
@@ -195,13 +209,23 @@ class NativeExecutor:
 
     def _find_unsound(self, works: Sequence[Work], num_tokens: int) -> tuple[Work, ...]:
         """The works with a token that has left something in the cache that is not finite."""
-        marks = bytes(self._unsound[:num_tokens].numpy())
-        if not any(marks):
+        marks = self._unsound[:num_tokens]
+        marks = self._sums.any(marks) if self._sums else marks
+        if not marks.any():
             return ()
         ends = list(accumulate(len(work.token_ids) for work in works))
         return tuple(
-            w for w, e in zip(works, ends, strict=True) if any(marks[e - len(w.token_ids) : e])
+            w for w, e in zip(works, ends, strict=True) if marks[e - len(w.token_ids) : e].any()
         )
+
+    def _describe_step(self, works: Sequence[Work]) -> tuple[structs.Batch, list["array[int]"]]:
+        """With what is wanted of it."""
+        batch, arrays = self._describe(works)
+        rows = wanted_rows(works)
+        wanted = array("i", (*rows, 0))  # an empty one has no address, and no address is `forward`
+        batch.wanted, batch.num_wanted = wanted.buffer_info()[0], len(rows)
+        batch.unsound = self._unsound.data_ptr()
+        return batch, [*arrays, wanted]
 
     def _describe(self, works: Sequence[Work]) -> tuple[structs.Batch, list["array[int]"]]:
         spans, table, row = array("i"), 0, 0
@@ -236,9 +260,11 @@ class NativeExecutor:
             files.forget(_matrices(layer.query, layer.key, layer.value, layer.output))
             files.forget(_matrices(mlp.gate, mlp.up, mlp.down))
         embedding = model.embedding
-        head = self._pack([model.head], stacked([config.vocab_size]))
+        head, has_head = structs.Linear(), model.shard is None or model.shard.rank == 0
+        if has_head:
+            head = self._pack([model.head], stacked([config.vocab_size]))
         is_plain = not (self._is_int8 or isinstance(model.head, GroupLinear))
-        is_in_head = is_plain and model.head.weight is embedding
+        is_in_head = has_head and is_plain and model.head.weight is embedding
         files.forget(_matrices(model.head))
         cosines, sines = model.rope.tables()
         half = config.head_dim // 2
@@ -310,7 +336,7 @@ def _matrices(*parts: Linear) -> list[Tensor]:
     return [part.weight for part in parts if not isinstance(part, GroupLinear)]
 
 
-def packed_bytes(config: ModelConfig, is_int8: bool) -> int:
+def packed_bytes(config: ModelConfig, is_int8: bool, has_head: bool = True) -> int:
     """Bytes of all packed matrices without their scales and biases."""
     attended, hidden = config.num_heads * config.head_dim, config.hidden_size
     qkv = attended + 2 * config.num_kv_heads * config.head_dim
@@ -320,7 +346,8 @@ def packed_bytes(config: ModelConfig, is_int8: bool) -> int:
         + padded_outputs(2 * config.intermediate_size) * hidden
         + padded_outputs(hidden) * config.intermediate_size
     )
-    weights = config.num_layers * layer + padded_outputs(config.vocab_size) * hidden
+    weights = config.num_layers * layer
+    weights += padded_outputs(config.vocab_size) * hidden if has_head else 0
     return weights if is_int8 else 4 * weights
 
 

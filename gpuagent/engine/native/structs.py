@@ -48,6 +48,8 @@ class Model(Structure):
         ("middle", c_int64),
         ("eps", c_float),
         ("scale", c_float),
+        ("total", c_void_p),
+        ("is_later_rank", c_int64),
     )
 
 
