@@ -65,16 +65,21 @@ class _Replica:
     span: _Span | None = None
     ends_at: float = math.inf
     share: float = 1.0
+    weight: float = 1.0  # of the device's time, against others that have work
 
     @property
     def num_running(self) -> int:
         return len(self.prompts) + len(self.decoding)
 
-    @property
-    def weight(self) -> float:
-        """Of the device's time, against others that have work."""
-        urgent = next((w for w, n in zip(CLASS_WEIGHTS, self.num_by_class, strict=True) if n), 1.0)
-        return PRIORITY_WEIGHTS[self.spec.priority] * urgent
+    def count(self, job: Job, change: int) -> None:
+        """A job has come, or gone: what the most urgent one makes of its weight."""
+        self.num_by_class[RANK[job.latency_class]] += change
+        urgent = 1.0
+        for weight, number in zip(CLASS_WEIGHTS, self.num_by_class, strict=True):
+            if number:
+                urgent = weight
+                break
+        self.weight = PRIORITY_WEIGHTS[self.spec.priority] * urgent
 
     def can_admit(self) -> bool:
         """Whether the first that waits may join now."""
@@ -185,7 +190,7 @@ class _Replica:
 
     def _forget(self, job: Job) -> None:
         self.held -= job.prompt + job.output
-        self.num_by_class[RANK[job.latency_class]] -= 1
+        self.count(job, -1)
 
     def cut(self, now: float) -> None:
         """End a stretch of decoding with the step it is in."""
@@ -247,7 +252,7 @@ class CoarseDevice:
         replica, rank = self._replicas[replica_id], RANK[job.latency_class]
         heappush(replica.waiting, (rank, job.number, job))
         before = replica.weight
-        replica.num_by_class[rank] += 1
+        replica.count(job, 1)
         if replica.span is None:
             self._begin(replica, now)
             self._share(now)

@@ -94,6 +94,10 @@ class Control:
             self._order(model.DECIDER, entry.name, state, model.AddVersion(entry.name, spec, now))
         for name in scenario.node_ids():
             self.joined(scenario, NodeId(name), 1, now)
+        for name, spec in self.versions():
+            if scenario.warm and not spec.min_replicas and name.partition("@")[0] in served:
+                self.scale(name, 0, Verdict(1, "woken", "It is in use when the time begins."), now)
+        self.num_scaled.clear()
 
     def joined(self, scenario: Scenario, node_id: NodeId, boot: int, now: float) -> None:
         """The node's first report after a boot."""

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 from controlplane.domain.ids import VersionId
 from controlplane.domain.model import VersionSpec
-from controlplane.placement.autoscale import TARGET_TTFT_S, Load, Memory, decide
+from controlplane.placement.autoscale import (
+    DEFAULT_POLICY,
+    TARGET_TTFT_S,
+    Load,
+    Memory,
+    decide,
+)
 from controlplane.placement.demand import Recent
 from controlplane.simulation.control import Control
 from controlplane.simulation.gateway import Gateway
@@ -46,6 +52,7 @@ class Scaler:
         self._ttft: list[list[tuple[float, float]]] = [[] for _ in versions]
         self._last_open = [-1e9] * len(versions)
         self._displaced_at = [-1e9] * len(versions)
+        self._late_at = [-1e9] * len(versions)
         self._next = 0.0
 
     def note(self, job: Job) -> None:
@@ -58,6 +65,8 @@ class Scaler:
         if job.first_at >= 0:
             ratio = (job.first_at - job.at) / TARGET_TTFT_S[job.latency_class]
             self._ttft[job.model].append((job.first_at, ratio))
+            if ratio > 1:
+                self._late_at[job.model] = job.first_at
         self._last_open[job.model] = job.ended_at
 
     def step(self, now: float, wall: float) -> bool:
@@ -67,10 +76,28 @@ class Scaler:
         if is_round:
             self._next = now + EVERY_S
         for number in self._scalable:
-            if is_round or self._gateway.asked_at[number] > now - EVERY_S:
+            is_asked = self._gateway.asked_at[number] > now - EVERY_S
+            if is_asked or (is_round and not self._is_quiet(number, now)):
                 self._scale(number, now, wall)
         self._make_room(now, wall)
         return self._control.num_scaled.total() > before
+
+    def _is_quiet(self, number: int, now: float) -> bool:
+        """Whether ``decide`` would neither change nor remember anything: as few replicas as there
+        may be, and far from any pressure. Asked first, since it is so of most models."""
+        spec, memory = self._specs[number], self._memories.get(number)
+        num = self._control.num_wanted(self._versions[number], spec)
+        num_open = self._machines.num_open(number)
+        if num_open:
+            self._last_open[number] = now
+        if num > max(1, spec.min_replicas) or (memory and memory.pressed_since is not None):
+            return False
+        if not spec.min_replicas and now - self._last_open[number] >= DEFAULT_POLICY.idle_s:
+            return num == 0 and self._gateway.asked_at[number] <= now - ASKED_S
+        if self._late_at[number] <= now - TTFT_S:
+            self._ttft[number].clear()
+            return num_open * 4 < spec.max_batch
+        return False
 
     def _scale(self, number: int, now: float, wall: float) -> None:
         load = self._load(number, now)

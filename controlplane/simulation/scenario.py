@@ -141,7 +141,8 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All of it. ``sample``: one of so many stretches of the time is simulated (``sampling``)."""
+    """All of it. ``sample``: one of so many stretches of the time is simulated (``sampling``).
+    ``warm``: what may be scaled to zero is loaded too when the time begins, as if just used."""
 
     name: str
     seconds: float
@@ -155,6 +156,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sharing: str = "shared"
     mode: str = "exact"
     sample: int = 1
+    warm: bool = False
     seed: int = 1
     start: float = MONDAY
     efficiency: Efficiency = Efficiency()
