@@ -106,6 +106,8 @@ class Fleet:
     def _finish(self) -> Outcome:
         outcome = self.outcome
         outcome.seconds = self.scenario.seconds
+        end = self._window.at + self._window.seconds
+        outcome.overtime_s = max(0.0, outcome.last_end - end)
         outcome.num_events = len(self.control.events)
         outcome.num_cold_starts = self.control.num_scaled["woken"]
         outcome.num_movements = self.control.num_moved

@@ -38,6 +38,7 @@ class Outcome:
     device_s: float = 0.0
     model_s: float = 0.0
     seconds: float = 0.0
+    overtime_s: float = 0.0
     last_end: float = 0.0
     num_events: int = 0
     num_cold_starts: int = 0
@@ -89,8 +90,9 @@ class Outcome:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated, of all the time that is stood for."""
-        return self.output_tokens / self.seconds if self.seconds else 0.0
+        """Generated, by the time stood for and what it took beyond its end to finish."""
+        whole = self.seconds + self.overtime_s
+        return self.output_tokens / whole if whole else 0.0
 
     def ttft_s(self, share: float) -> float:
         """The time to the first token that ``share`` of the requests do not pass."""
