@@ -104,7 +104,7 @@ class _Replica:
         chunks, end = self._take_prompts(self._room(num))
         if chunks:
             tokens = sum(taken for _, taken in chunks)
-            context = end + (self.context + num if is_continuous else 0)
+            context = end + (self.context if is_continuous else 0)
             seconds = self.spec.cost.seconds(tokens + num, context)
             return _Span(1, seconds, chunks, is_continuous)
         return self._decode()
@@ -143,7 +143,7 @@ class _Replica:
         if not self.decoding:
             return None
         num, steps = len(self.decoding), self.decoding[0][0] - self.step
-        context = self.context + num * (steps + 1) / 2
+        context = self.context + num * (steps - 1) / 2
         return _Span(steps, steps * self.spec.cost.seconds(num, context), [])
 
     def finish(self, now: float, tally: Tally) -> list[Job]:
