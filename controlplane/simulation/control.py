@@ -92,11 +92,12 @@ class Control:
             register = model.RegisterModel(entry.name, now)
             state = self._order(model.DECIDER, entry.name, model.Model(), register)
             self._order(model.DECIDER, entry.name, state, model.AddVersion(entry.name, spec, now))
-        for name in scenario.node_ids():
-            self.joined(scenario, NodeId(name), 1, now)
-        for name, spec in self.versions():
-            if scenario.warm and not spec.min_replicas and name.partition("@")[0] in served:
-                self.scale(name, 0, Verdict(1, "woken", "It is in use when the time begins."), now)
+        for node_id in scenario.node_ids():
+            self.joined(scenario, NodeId(node_id), 1, now)
+        for version, spec in self.versions():
+            if scenario.warm and not spec.min_replicas and version.partition("@")[0] in served:
+                in_use = Verdict(1, "woken", "It is in use when the time begins.")
+                self.scale(version, 0, in_use, now)
         self.num_scaled.clear()
 
     def joined(self, scenario: Scenario, node_id: NodeId, boot: int, now: float) -> None:

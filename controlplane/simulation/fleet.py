@@ -14,8 +14,9 @@ Worked example, a model with one replica on n1, loads of 9 s::
     900.0 s   n1 is back: NodeJoined with another boot
 
 The fleet is loaded when the time begins. A replica that a plan stops hands its unfinished jobs to
-others at once. Left out: tensor parallelism, swapping weights, prefix caches, speculation, loads
-ahead of demand, the network's time.
+others at once. What may stop since another is ready is planned every ``SETTLE_S`` (the product
+looks each second). Left out: tensor parallelism, swapping weights, prefix caches, speculation,
+loads ahead of demand, the network's time.
 """
 
 import math
@@ -43,7 +44,7 @@ from controlplane.simulation.sampling import Window, outages, windows
 from controlplane.simulation.scaler import Scaler
 from controlplane.simulation.scenario import SIZES, Scenario, check
 
-TICK_S, ACCOUNT_S, MAX_ROUNDS = 1.0, 60.0, 50
+TICK_S, SETTLE_S, ACCOUNT_S, MAX_ROUNDS = 1.0, 5.0, 60.0, 50
 Timer = tuple[float, int, Callable[..., None], tuple[Any, ...]]
 
 
@@ -67,7 +68,7 @@ class Fleet:
         self._models = {str(name): number for number, name in enumerate(self._versions)}
         self.machines = Machines(scenario, self._device, self._push)
         self.gateway = Gateway(scenario, self.control, self.machines, self._versions, self._end)
-        self._is_dirty = False
+        self._is_dirty, self._settle_at = False, -math.inf
         self._busy_seen: dict[Place, float] = {}
         self._accounted_at = 0.0
         self._window = Window(0.0, 0.0, scenario.seconds)
@@ -186,7 +187,7 @@ class Fleet:
     def _tick(self, now: float) -> None:
         self.gateway.expire(now)
         self._is_dirty |= self._scaler.step(now, self._wall(now))
-        if self._is_dirty:
+        if self._is_dirty or now - TICK_S < self._settle_at <= now:
             self._is_dirty = False
             made = self.control.place(self._wall(now))
             if made is not None:
@@ -224,7 +225,8 @@ class Fleet:
             self._ready(live, now)
             self.gateway.load_s[live.model] = now - live.began
             self.gateway.ready(live.model, now)
-            self._is_dirty = True  # others may leave now
+            if now > self._settle_at:  # others may leave now
+                self._settle_at = now + SETTLE_S
 
     def _ready(self, live: Live, now: float) -> None:
         self.machines.become_ready(live)

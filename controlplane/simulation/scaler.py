@@ -1,8 +1,14 @@
 """Replicas by load: ``placement.autoscale`` on the figures of the simulated fleet.
 
 As ``application.scaling`` does it, every ``EVERY_S`` instead of every second, and each second for
-models that were asked for in vain. Forecasts and loads ahead are left out: nothing is expected, so
-a model that is scaled to zero is loaded by its first request.
+models that were asked for in vain; room that could not be made is looked for again after
+``AGAIN_S`` (there each second too), since a try plans several times. Forecasts and loads ahead are
+left out: nothing is expected, so a model that is scaled to zero is loaded by its first request.
+Worked example, slots for 32 a replica, between 1 and 3::
+
+    30 s   30 open for 1 replica      above 0.9 of its slots: remembered
+    45 s   31 open                    ReplicasScaled 1 -> 2 (queue), loaded some seconds later
+    300 s  12 open for 2, for 120 s   ReplicasScaled 2 -> 1 (slack)
 """
 
 from collections.abc import Sequence
@@ -22,7 +28,8 @@ from controlplane.simulation.gateway import Gateway
 from controlplane.simulation.jobs import Job
 from controlplane.simulation.machines import Machines
 
-EVERY_S, ASKED_S, DISPLACE_EVERY_S = 5.0, 30.0, 5.0
+EVERY_S, ASKED_S = 5.0, 30.0
+AGAIN_S = 30.0  # after nobody could make room for a model in vain
 DEMAND_S = (80.0, 320.0)  # averages, of which the higher counts
 TTFT_S = 60.0
 
@@ -51,7 +58,7 @@ class Scaler:
         self._recent = [Recent(len(DEMAND_S)) for _ in versions]
         self._ttft: list[list[tuple[float, float]]] = [[] for _ in versions]
         self._last_open = [-1e9] * len(versions)
-        self._displaced_at = [-1e9] * len(versions)
+        self._in_vain_at = [-1e9] * len(versions)
         self._late_at = [-1e9] * len(versions)
         self._next = 0.0
 
@@ -155,12 +162,12 @@ class Scaler:
         unplaced = self._control.unplaced()
         for number in self._scalable:
             is_asked = self._gateway.asked_at[number] > now - ASKED_S
-            is_due = now - self._displaced_at[number] >= DISPLACE_EVERY_S
+            is_due = now - self._in_vain_at[number] >= AGAIN_S
             name = self._versions[number]
             if name in unplaced and is_asked and is_due and not self._machines.ready[number]:
-                self._displaced_at[number] = now
                 if self._control.displaced_for(name, self._idle(now), wall):
                     return
+                self._in_vain_at[number] = now
 
     def _idle(self, now: float) -> list[str]:
         """Versions with replicas, none by their minimum, and no request open; least asked first."""

@@ -271,7 +271,7 @@ def _of_models(one: Scenario) -> Iterator[tuple[bool, str, str]]:
     longest = one.arrivals.max_prompt + one.arrivals.max_output
     for name in {entry.size for entry in entries} & SIZES.keys():
         size = SIZES[name]
-        held = size.shape.num_kv_tokens(size.gpu_memory)
+        held = size.shape.num_kv_tokens(size.gpu_memory) // 16 * 16  # whole blocks
         rule = (
             f"prompt and output together are at most {held} tokens: more does not fit a '{name}'."
         )
