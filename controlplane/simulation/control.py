@@ -56,6 +56,8 @@ class Control:
     num_started: int = 0
     num_moved: int = 0
     num_scaled: Counter[str] = field(default_factory=Counter)
+    _versions: list[tuple[VersionId, VersionSpec]] = field(default_factory=list)
+    _views: dict[str, VersionView] = field(default_factory=dict)
 
     # --- the log --------------------------------------------------------------------------------
     def record(self, stream: str, event: Event) -> None:
@@ -118,9 +120,7 @@ class Control:
         """As ``application.reconcile.snapshot`` makes it of the same log."""
         return FleetSnapshot(
             nodes=tuple(_node_view(name, one) for name, one in sorted(self.nodes.items())),
-            versions=tuple(
-                VersionView(one, spec, self.num_wanted(one, spec)) for one, spec in self.versions()
-            ),
+            versions=tuple(self._view(one, spec) for one, spec in self._known_versions()),
             assigned=tuple(
                 AssignedView(one, self.state_of(one)) for one in self.placement.assignments.values()
             ),
@@ -134,6 +134,20 @@ class Control:
         for name, one in sorted(self.catalog.models.items()):
             for version, spec in one.versions.items():
                 yield version_id(name, version), spec
+
+    def _known_versions(self) -> list[tuple[VersionId, VersionSpec]]:
+        """The same, kept: no scenario adds one later."""
+        if len(self._versions) != len(self.catalog.models):
+            self._versions = list(self.versions())
+        return self._versions
+
+    def _view(self, version: VersionId, spec: VersionSpec) -> VersionView:
+        """Kept while the number is the same: a view remembers what it has computed of itself."""
+        number = self.num_wanted(version, spec)
+        known = self._views.get(version)
+        if known is None or known.num_replicas != number:
+            known = self._views[version] = VersionView(version, spec, number)
+        return known
 
     def num_wanted(self, version: str, spec: VersionSpec) -> int:
         """Replicas there should be now."""

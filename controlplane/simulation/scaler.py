@@ -1,9 +1,10 @@
 """Replicas by load: ``placement.autoscale`` on the figures of the simulated fleet.
 
 As ``application.scaling`` does it, every ``EVERY_S`` instead of every second, and each second for
-models that were asked for in vain; room that could not be made is looked for again after
-``AGAIN_S`` (there each second too), since a try plans several times. Forecasts and loads ahead are
-left out: nothing is expected, so a model that is scaled to zero is loaded by its first request.
+models that were asked for in vain. Room is made for one model in ``EVERY_S``, and looked for again
+after ``AGAIN_S`` where there was none (there each second, for all), since a try plans several
+times. Forecasts and loads ahead are left out: nothing is expected, so a model that is scaled to
+zero is loaded by its first request.
 Worked example, slots for 32 a replica, between 1 and 3::
 
     30 s   30 open for 1 replica      above 0.9 of its slots: remembered
@@ -86,7 +87,8 @@ class Scaler:
             is_asked = self._gateway.asked_at[number] > now - EVERY_S
             if is_asked or (is_round and not self._is_quiet(number, now)):
                 self._scale(number, now, wall)
-        self._make_room(now, wall)
+        if is_round:
+            self._make_room(now, wall)
         return self._control.num_scaled.total() > before
 
     def _is_quiet(self, number: int, now: float) -> bool:
@@ -165,9 +167,9 @@ class Scaler:
             is_due = now - self._in_vain_at[number] >= AGAIN_S
             name = self._versions[number]
             if name in unplaced and is_asked and is_due and not self._machines.ready[number]:
-                if self._control.displaced_for(name, self._idle(now), wall):
-                    return
-                self._in_vain_at[number] = now
+                if not self._control.displaced_for(name, self._idle(now), wall):
+                    self._in_vain_at[number] = now
+                return
 
     def _idle(self, now: float) -> list[str]:
         """Versions with replicas, none by their minimum, and no request open; least asked first."""

@@ -1,6 +1,6 @@
 """A simulated week of 48 GPUs and 200 models, next to static batching and to one model per GPU.
 
-    python -m tests.benchmarks.simulation --trace PATH [--sample 20] [--json FILE]
+    python -m tests.benchmarks.simulation --trace PATH [--sample 60] [--json FILE]
 
 The trace is Azure's LLM conversation trace of 2023 (an hour of a chat service: TIMESTAMP,
 ContextTokens, GeneratedTokens), laid end to end under a day's and a week's profile
@@ -32,7 +32,7 @@ from controlplane.simulation.fleet import Fleet
 from controlplane.simulation.scenario import Scenario
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
-SAMPLE = 20
+SAMPLE = 60
 POLICIES = {
     "ours": {},
     "static": {"batching": "static"},
@@ -75,7 +75,8 @@ def week(trace: Lengths | None, sample: int, seconds: float | None) -> dict[str,
     found = {}
     for name, changes in POLICIES.items():
         found[name] = simulated(replace(base, **changes), trace)
-        print(f"simulated  {name} took {found[name]['wall_s']:.0f} s", flush=True)
+        told = " ".join(f"{key}={found[name][key]:.5g}" for key in SHOWN)
+        print(f"simulated  {name}: {told}", flush=True)
     return found
 
 
