@@ -22,12 +22,13 @@ OWN_FAULT = frozenset({"rate_limit_exceeded", "request_too_large"})
 
 @dataclass
 class Outcome:
-    """Counts by end and by code are of requests simulated; ``weighted`` ones of what they stand
-    for. Times in seconds."""
+    """Counts are of requests simulated; ``reasons``, ``asked``, ``available`` and the tokens of
+    what they stand for. Times in seconds."""
 
     num_arrived: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, float] = field(default_factory=dict)
     num_held: int = 0
     num_continued: int = 0
     asked: float = 0.0
@@ -56,7 +57,7 @@ class Outcome:
         self.num_held += job.was_held
         self.num_continued += job.num_tries > 0
         if job.code:
-            self.codes[job.code] += 1
+            self._note(job.code, job.weight)
         if job.code not in OWN_FAULT:
             self.asked += job.weight
         if job.end == FINISHED:
@@ -65,7 +66,8 @@ class Outcome:
     def _finished(self, job: Job) -> None:
         ttft = job.first_at - job.at
         is_late = ttft > HOLD_S[job.latency_class]
-        self.codes["late"] += is_late
+        if is_late:
+            self._note("late", job.weight)
         self.available += 0.0 if is_late else job.weight
         self.output_tokens += job.output * job.weight
         self.prompt_tokens += job.prompt * job.weight
@@ -73,6 +75,10 @@ class Outcome:
         self.ttft.append(ttft)
         self.itl.append((job.ended_at - job.first_at) / (job.output - 1) if job.output > 1 else -1)
         self.weights.append(job.weight)
+
+    def _note(self, code: str, weight: float) -> None:
+        self.codes[code] += 1
+        self.reasons[code] = self.reasons.get(code, 0.0) + weight
 
     @property
     def availability(self) -> float:
@@ -122,13 +128,15 @@ class Outcome:
             "requests_stood_for": self.asked,
             "held": self.num_held,
             "continued": self.num_continued,
+            **{f"reason_{name}": weight for name, weight in sorted(self.reasons.items())},
         }
 
     def lines(self) -> list[str]:
         """To print: every line says that it is simulated."""
         ends = ", ".join(f"{name} {number}" for name, number in sorted(self.ends.items()))
-        codes = ", ".join(f"{name} {n}" for name, n in sorted(self.codes.items()) if n)
-        told = [f"{name:<20} {value:.6g}" for name, value in self.figures().items()]
+        codes = ", ".join(f"{name} {weight:.6g}" for name, weight in sorted(self.reasons.items()))
+        figures = self.figures().items()
+        told = [f"{key:<20} {one:.6g}" for key, one in figures if not key.startswith("reason_")]
         told.append(f"{'ends':<20} {ends or 'none'}")
         told.append(f"{'reasons':<20} {codes or 'none'}")
         return [f"simulated  {line}" for line in told]

@@ -75,7 +75,7 @@ def week(trace: Lengths | None, sample: int, seconds: float | None) -> dict[str,
     found = {}
     for name, changes in POLICIES.items():
         found[name] = simulated(replace(base, **changes), trace)
-        told = " ".join(f"{key}={found[name][key]:.5g}" for key in SHOWN)
+        told = " ".join(f"{key}={value:.5g}" for key, value in found[name].items())
         print(f"simulated  {name}: {told}", flush=True)
     return found
 
