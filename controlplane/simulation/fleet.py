@@ -223,7 +223,6 @@ class Fleet:
     def _loaded(self, now: float, live: Live) -> None:
         if live.state == "loading" and self.machines.hosts[live.place[0]].is_alive:
             self._ready(live, now)
-            self.gateway.load_s[live.model] = now - live.began
             self.gateway.ready(live.model, now)
             if now > self._settle_at:  # others may leave now
                 self._settle_at = now + SETTLE_S
@@ -231,6 +230,7 @@ class Fleet:
     def _ready(self, live: Live, now: float) -> None:
         self.machines.become_ready(live)
         self.outcome.num_loads += 1
+        self.gateway.load_s[live.model] = live.load_s
         weights = self._weights[live.model]
         self.control.ready(live.assignment, weights, live.load_s, self._wall(now))
 
