@@ -132,7 +132,8 @@ def _papers(
             here = f"{ratios[key]:.2f}x ({static:,.0f} -> {full:,.0f}), 8 x H100"
         else:
             before = "one_per_gpu" if key in ("models_per_gpu", "availability") else "static"
-            here = f"{by_policy[before][key]:.4g} -> {by_policy['ours'][key]:.4g}"
+            unit = " s" if key.endswith("_s") else ""
+            here = f"{by_policy[before][key]:.4g} -> {by_policy['ours'][key]:.4g}{unit}"
         lines.append(f"{title:<32}{paper:<32}{here:<30}")
     return lines
 
