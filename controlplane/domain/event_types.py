@@ -8,7 +8,17 @@ from typing import Any
 
 import msgspec
 
-from controlplane.domain import audit, model, node, placement, retention, route, scaling, tenant
+from controlplane.domain import (
+    audit,
+    model,
+    node,
+    placement,
+    retention,
+    route,
+    routing,
+    scaling,
+    tenant,
+)
 from controlplane.domain.decider import Event
 from controlplane.domain.upcasters import lift
 
@@ -31,6 +41,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         placement.PlacementEvent,
         audit.AuditEvent,
         retention.RetentionEvent,
+        routing.RoutingEvent,
         scaling.ScalingEvent,
     )
     for kind in _members(union)
@@ -40,8 +51,8 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "ApiKeyIssued": 2,
     "CommandRefused": 2,
     "ModelAccessChanged": 2,
-    "ModelVersionAdded": 5,
-    "NodeJoined": 2,
+    "ModelVersionAdded": 6,
+    "NodeJoined": 3,
     "PlacementDecided": 4,
     "ReplicaBecameReady": 2,
     "TenantBudgetSet": 2,

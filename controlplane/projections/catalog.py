@@ -57,6 +57,7 @@ class Version(Row, frozen=True, kw_only=True):
     guaranteed_percent: int
     needs: Needs
     residency: str
+    engine: str
     created_at: float
     added_at_position: int
     price: Price = FREE
@@ -163,7 +164,7 @@ def _price_set(rows: Rows, event: domain.ModelPriceSet, recorded: Recorded) -> N
 
 PROJECTION = Projection(
     "catalog",
-    6,
+    7,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,

@@ -46,7 +46,8 @@ from gpuagent.engine.request import (
     RequestRejected,
     TokenLogprob,
 )
-from gpuagent.engine.sampler import Sample, SamplingRow, check_sampling, sample
+from gpuagent.engine.sampler import Sample, SamplingRow, sample
+from gpuagent.engine.sampling_checks import check_sampling
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from gpuagent.engine.shared_pool import Lease
 from gpuagent.engine.speculation import SpeculationCounters
@@ -410,6 +411,10 @@ class TorchEngine:
             last_step_age=age,
             swapped_bytes=self._runner.host.num_moved * self._block_bytes,
         )
+
+    def prefix_filter(self) -> bytes:
+        """Which prefixes it has cached, see `prefix_filter`."""
+        return self._scheduler.kv.prefix_filter()
 
     @property
     def _is_at_home(self) -> bool:

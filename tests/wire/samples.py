@@ -36,6 +36,7 @@ REPLICA = messages.ReplicaSpec(
     swap_bytes=64 << 20,
     disaggregation="prefill-decode",
     guaranteed_percent=40,
+    engine="vllm",
 )
 DEVICE = messages.Device(
     index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1", link="nvlink0"
@@ -122,6 +123,7 @@ REPLICA_LOAD = messages.ReplicaLoad(
     num_held=3,
     expected_wait_s=2.5,
     charged_bytes=5,
+    prefix_filter=bytes.fromhex("8c00000000000001"),
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
@@ -159,6 +161,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         cpu_milli=96_000,
         host_memory=768 << 30,
         fabric="ib-east",
+        engines=("builtin", "vllm"),
     ),
     DEVICE_LOAD,
     REPLICA_LOAD,

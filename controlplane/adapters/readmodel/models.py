@@ -77,6 +77,7 @@ class Version(models.Model):
     guaranteed_percent = models.IntegerField()
     needs = models.JSONField(default=dict)
     residency = models.TextField(default="resident")
+    engine = models.TextField(default="builtin")
     created_at = models.FloatField()
     added_at_position = models.BigIntegerField()
     price = models.JSONField(default=dict)

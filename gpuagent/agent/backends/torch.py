@@ -7,23 +7,23 @@ and this device or checkpoint does not have, with a code that names it.
 
 import logging
 import threading
-from pathlib import Path
 
 import torch
 
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
+from gpuagent.agent.backends.fetching import fetch, to_wire
 from gpuagent.agent.backends.memory import BLOCK_SIZE, Division, divide
 from gpuagent.agent.backends.peak import PeakMemory
 from gpuagent.agent.ipc import WorkerConfig
 from gpuagent.agent.model_store import tokenizer_bundle
 from gpuagent.agent.model_store.errors import ModelStoreError
-from gpuagent.agent.model_store.store import LocalModel, ModelStore
+from gpuagent.agent.model_store.store import LocalModel
 from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.precision import Precision, check_checkpoint, precision
 from gpuagent.engine.scheduler import Policy
 from gpuagent.models.config import read_config
 from gpuagent.models.errors import LoadError as ModelError
-from gpuagent.wire.messages import ReplicaSpec, TokenizerBundle
+from gpuagent.wire.messages import ReplicaSpec
 
 SLOW_BF16 = (
     "slow_bf16",
@@ -41,10 +41,10 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
         raise LoadError("tensor_parallel_unsupported", "one device per replica")
     try:
         formats = precision(spec.quantization, spec.kv_cache_dtype, config.device.kind)
-        local = _fetch(spec.source, spec.sha256, config, formats.dtype, progress)
+        local = fetch(spec.source, spec.sha256, config, formats.dtype, progress)
         draft = None
         if spec.speculation == "draft":
-            draft = _fetch(spec.draft_model, "", config, formats.dtype, progress)
+            draft = fetch(spec.draft_model, "", config, formats.dtype, progress)
         progress("loading", "weights", 0.0)
         return _load(spec, config, local, draft, formats)
     except (ModelStoreError, ModelError) as error:
@@ -55,17 +55,6 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
         if "memory" in str(error):  # the CPU allocator has no exception of its own
             raise LoadError("out_of_memory", str(error)) from error
         raise
-
-
-def _fetch(
-    source: str, sha256: str, config: WorkerConfig, dtype: str, progress: Progress
-) -> LocalModel:
-    store = ModelStore(Path(config.model_cache), tuple(map(Path, config.file_roots)))
-
-    def report(stage: str, fraction: float) -> None:
-        progress("loading" if stage == "verify" else "downloading", stage, fraction)
-
-    return store.ensure(source, sha256 or None, report, dtype)
 
 
 def _load(
@@ -89,7 +78,7 @@ def _load(
         model_bytes = max(peak.num_bytes - stats.kv_bytes, stats.weights_bytes)
     return LoadedModel(
         engine=engine,
-        bundle=_to_wire(spec, local, bundle, max_model_len),
+        bundle=to_wire(spec, local, bundle, max_model_len),
         sha256=local.sha256,
         max_model_len=min(max_model_len, stats.num_blocks * stats.block_size),
         peak_bytes=model_bytes + stats.kv_bytes + division.swap_bytes,
@@ -138,19 +127,3 @@ def has_fast_bf16() -> bool:
     """Whether this processor multiplies bfloat16 in hardware."""
     known = torch.cpu.get_capabilities()
     return bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("bf16"))
-
-
-def _to_wire(
-    spec: ReplicaSpec, local: LocalModel, found: tokenizer_bundle.TokenizerBundle, max_len: int
-) -> TokenizerBundle:
-    return TokenizerBundle(
-        version_id=spec.version_id,
-        tokenizer_json=found.tokenizer_json,
-        chat_template=found.chat_template,
-        bos_token=found.special_tokens.get("bos_token", ""),
-        eos_token=found.special_tokens.get("eos_token", ""),
-        eos_token_ids=found.eos_token_id,
-        vocab_size=found.vocab_size,
-        max_model_len=max_len,
-        sha256=local.sha256,
-    )

@@ -6,6 +6,7 @@ from rest_framework import serializers
 
 from controlplane.domain.model import (
     DISAGGREGATIONS,
+    ENGINES,
     KV_CACHE_DTYPES,
     POLICIES,
     PRIORITIES,
@@ -98,6 +99,9 @@ class VersionSerializer(serializers.Serializer[Any]):
         RESIDENCIES,
         help_text="swappable: others may have its memory on the device while it is idle.",
     )
+    engine = serializers.ChoiceField(
+        ENGINES, help_text="What runs it; only nodes whose agents have it are considered."
+    )
     retired = serializers.BooleanField()
     status = serializers.ChoiceField(VERSION_STATUSES)
     ready_replicas = serializers.IntegerField()
@@ -147,6 +151,7 @@ class VersionOrder(Order):
     )
     needs = NeedsSerializer(required=False)
     residency = Text(required=False, help_text="resident, or swappable below priority high.")
+    engine = Text(required=False, help_text="builtin, or vllm on nodes that have it.")
 
 
 class ScaleOrder(Order):

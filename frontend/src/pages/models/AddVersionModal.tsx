@@ -15,6 +15,7 @@ const FIRST = {
   max_output_tokens: 2048,
   quantization: "none",
   kv_cache_dtype: "auto",
+  engine: "builtin",
   policy: "continuous",
   speculation: "none",
   draft_model: "",
@@ -35,10 +36,25 @@ function nextSpec({ versions }: Model): Spec {
   const { source, gpu_memory, max_batch, max_prompt_tokens, max_output_tokens } = newest;
   const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens };
   const { quantization, kv_cache_dtype, policy, priority, guaranteed_percent, residency } = newest;
-  const { speculation, draft_model, disaggregation } = newest;
-  const engine = { quantization, kv_cache_dtype, policy, speculation, draft_model, disaggregation };
+  const { speculation, draft_model, disaggregation, engine } = newest;
+  const options = {
+    quantization,
+    kv_cache_dtype,
+    policy,
+    speculation,
+    draft_model,
+    disaggregation,
+  };
   const share = { priority, guaranteed_percent, residency };
-  return { ...FIRST, version: nextName(newest.version), source, ...limits, ...engine, ...share };
+  return {
+    ...FIRST,
+    version: nextName(newest.version),
+    source,
+    ...limits,
+    engine,
+    ...options,
+    ...share,
+  };
 }
 
 /** v1 → v2, 2024-r9 → 2024-r10; a name without a number at its end has no next one. */
@@ -116,6 +132,7 @@ function keeps(name: string, version: string): string {
 }
 
 const CHOICES: [keyof Spec, string, string[]][] = [
+  ["engine", "Engine", ["builtin", "vllm"]],
   ["quantization", "Quantization", ["none", "bf16", "int8", "int8-weight-only", "awq-int4"]],
   ["kv_cache_dtype", "KV cache type", ["auto", "float32", "bfloat16", "int8"]],
   ["policy", "Batching", ["continuous", "static", "prefill-first"]],
