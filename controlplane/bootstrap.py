@@ -11,11 +11,12 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError, connections
 
+from controlplane.adapters import simulated
 from controlplane.adapters.access import text_keys
 from controlplane.adapters.access.issuers import read_issuers
 from controlplane.adapters.access.jwt_tokens import JwtVerifier
 from controlplane.adapters.checkpoint_file import CheckpointFiles
-from controlplane.adapters.clock import SystemClock
+from controlplane.adapters.clock import ManualClock, SystemClock
 from controlplane.adapters.eventstore.store import DjangoEventStore
 from controlplane.adapters.export.destinations import destination_of
 from controlplane.adapters.export.formats import format_of
@@ -33,7 +34,7 @@ from controlplane.adapters.readmodel.fleet_folding import FleetFolding
 from controlplane.adapters.readmodel.models import Decision
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.adapters.readmodel.timeline import RowsFolding, Timeline
-from controlplane.application import erase, repack, whatif
+from controlplane.application import erase, repack, simulated_log, whatif
 from controlplane.application.archive import Archived, archive
 from controlplane.application.check import Checked, Copies, StoredLog, check_everything
 from controlplane.application.demand import DemandWatch, Forecaster
@@ -48,6 +49,7 @@ from controlplane.application.proving import Finding
 from controlplane.application.records import LOGS, REQUESTS
 from controlplane.application.retain import MAX_SEGMENTS, Retention, Upkeep
 from controlplane.application.seal import EventRecords, Sealer
+from controlplane.domain.decider import Event
 from controlplane.domain.errors import Invalid
 from controlplane.projections.fold import Folder
 from controlplane.simulation.whatif import Change
@@ -235,6 +237,18 @@ def repack_preview(max_moves: int, seconds: float) -> repack.Preview:
     return repack.preview(
         fleet, inputs, lambda stated: solve(stated, seconds), max_moves, clock().now()
     )
+
+
+def write_simulation(folder: Path, events: Sequence[tuple[str, Event]]) -> int:
+    """A new data folder whose log holds the events, each recorded at its own time, and the read
+    model made from it; the log's end. Raises FolderInUse."""
+    with simulated.database(folder):
+        clock = ManualClock()
+        store = DjangoEventStore(clock)
+        simulated_log.write(store, clock, events)
+        head = Projector(store).catch_up_all()
+        store.close()
+        return head
 
 
 def what_if(change: Change, position: int | None = None) -> whatif.Preview:

@@ -56,7 +56,8 @@ def _postgres(url: str) -> dict[str, Any]:
 SECRET_KEY = _secret_key()
 DEBUG = ENV.debug
 ALLOWED_HOSTS = ENV.hosts()
-DATABASES = {"default": _postgres(ENV.database_url) if ENV.database_url else _sqlite()}
+SQLITE = _sqlite()
+DATABASES = {"default": _postgres(ENV.database_url) if ENV.database_url else SQLITE}
 
 INSTALLED_APPS = [
     "daphne",
