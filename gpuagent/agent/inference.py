@@ -323,13 +323,14 @@ class Inference:
             if delta.index != len(generation.token_ids):
                 delta = self._corrupt(generation)
             generation.record(delta)
-            if delta.token_ids and generation.served:
+            if generation.served and (delta.token_ids or delta.embeddings):
                 _observe(generation, generation.served, delta, now)
             by_gateway.setdefault(generation.gateway, []).append(delta)
             if delta.finish_reason:
                 self._close(generation, now)
         for gateway, group in by_gateway.items():
-            await self._send(gateway, group)
+            send = self._send_packed if any(d.embeddings for d in group) else self._send
+            await send(gateway, group)
 
     def _corrupt(self, generation: Generation) -> Delta:
         """The engine skipped or repeated a token: the stream must not go on."""
@@ -442,7 +443,8 @@ def _observe(generation: Generation, served: Served, delta: Delta, now: float) -
     if generation.last_at:
         served.inter_token.observe(now - generation.last_at, len(delta.token_ids))
     else:
-        served.first_token.observe(now - generation.started_at)
+        if delta.token_ids:
+            served.first_token.observe(now - generation.started_at)
         served.prompt_tokens += delta.num_prompt_tokens
         served.cached_tokens += delta.num_cached_tokens
     served.generated_tokens += len(delta.token_ids)

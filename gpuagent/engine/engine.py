@@ -45,6 +45,7 @@ from gpuagent.engine.request import (
     RequestOutput,
     RequestRejected,
     TokenLogprob,
+    check_generates,
 )
 from gpuagent.engine.sampler import Sample, SamplingRow, check_sampling, sample
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
@@ -233,6 +234,7 @@ class TorchEngine:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected."""
+        check_generates(request)
         check_sampling(request.sampling, self._model.vocab_size)
         self._check_tokens(request)
         self._note_begin()

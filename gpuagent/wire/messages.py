@@ -29,6 +29,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     ``memory_bytes`` holds all of it, a draft model and ``swap_bytes`` (None: the node chooses)
     included. ``speculation`` is none | ngram | draft, ``disaggregation`` none | prefill-decode.
     ``guaranteed_percent`` is of the device's time, whatever the replicas beside it want.
+    ``task`` is generate | embed: what it serves.
     """
 
     replica_id: str
@@ -53,6 +54,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     swap_bytes: int | None = None
     disaggregation: str = "none"
     guaranteed_percent: int = 0
+    task: str = "generate"
 
 
 class DesiredState(Message, frozen=True, kw_only=True):
@@ -253,6 +255,10 @@ class Generate(Message, frozen=True, kw_only=True):
     A generation that another replica began is continued from ``sent_token_ids``, of which the
     client has the text: the first delta's index is their number, and ``max_tokens`` and penalties
     count them. ``num_cached_tokens`` is what that replica had found of the prompt in its cache.
+
+    With ``input_lengths`` nothing is generated: the prompt is so many inputs side by side, and
+    their vectors come with the terminal delta. A node that does not know the field refuses it,
+    since ``max_tokens`` is 0 then.
     """
 
     request_id: str
@@ -268,6 +274,7 @@ class Generate(Message, frozen=True, kw_only=True):
     record_id: str = ""
     sent_token_ids: tuple[int, ...] = ()
     num_cached_tokens: int = 0
+    input_lengths: tuple[int, ...] = ()
 
 
 class Cancel(Message, frozen=True, kw_only=True):
@@ -354,7 +361,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
     ``index`` counts generated tokens from 0 and is the index of the first id in ``token_ids``.
     ``finish_reason`` is "" while running, else stop | length | cancelled | error; a terminal
-    delta may carry no token. ``num_*`` are totals so far.
+    delta may carry no token. ``num_*`` are totals so far. ``embeddings``: a vector for each input,
+    as little-endian float32, in the delta that ends a request for them.
     """
 
     request_id: str
@@ -369,6 +377,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int = 0
     queue_ms: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
+    embeddings: tuple[bytes, ...] = ()
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -385,7 +394,10 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenizerBundle(Message, frozen=True, kw_only=True):
-    """Published by the first agent that loads a version; name = ``version_id``."""
+    """Published by the first agent that loads a version; name = ``version_id``.
+
+    ``dimensions`` is the length of an embedding model's vectors, 0 for a model that generates.
+    """
 
     version_id: str
     tokenizer_json: bytes
@@ -396,3 +408,4 @@ class TokenizerBundle(Message, frozen=True, kw_only=True):
     vocab_size: int = 0
     max_model_len: int = 0
     sha256: str = ""
+    dimensions: int = 0

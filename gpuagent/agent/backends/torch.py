@@ -5,13 +5,13 @@ not fit is refused with ``insufficient_memory`` instead of being tried, and what
 and this device or checkpoint does not have, with a code that names it.
 """
 
-import logging
-import threading
 from pathlib import Path
 
 import torch
 
+from gpuagent.agent.backends import encoder
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
+from gpuagent.agent.backends.loading import LOADING, to_wire, warning_of
 from gpuagent.agent.backends.memory import BLOCK_SIZE, Division, divide
 from gpuagent.agent.backends.peak import PeakMemory
 from gpuagent.agent.ipc import WorkerConfig
@@ -22,16 +22,9 @@ from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.precision import Precision, check_checkpoint, precision
 from gpuagent.engine.scheduler import Policy
 from gpuagent.models.config import read_config
+from gpuagent.models.encoder_config import is_encoder
 from gpuagent.models.errors import LoadError as ModelError
-from gpuagent.wire.messages import ReplicaSpec, TokenizerBundle
-
-SLOW_BF16 = (
-    "slow_bf16",
-    "bf16 is computed without hardware support on this processor: expect a fraction of the speed "
-    "of float32 or int8",
-)
-LOADING = threading.Lock()  # one at a time: two peaks together might be more than there is
-logger = logging.getLogger(__name__)
+from gpuagent.wire.messages import ReplicaSpec
 
 
 def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> LoadedModel:
@@ -41,11 +34,17 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
         raise LoadError("tensor_parallel_unsupported", "one device per replica")
     try:
         formats = precision(spec.quantization, spec.kv_cache_dtype, config.device.kind)
+        if spec.task == "embed":
+            encoder.check_formats(formats)
         local = _fetch(spec.source, spec.sha256, config, formats.dtype, progress)
         draft = None
         if spec.speculation == "draft":
             draft = _fetch(spec.draft_model, "", config, formats.dtype, progress)
         progress("loading", "weights", 0.0)
+        if spec.task == "embed":
+            return encoder.load(spec, config, local, formats)
+        if is_encoder(local.path):
+            raise LoadError("checkpoint_mismatch", "the checkpoint is an encoder: task is embed")
         return _load(spec, config, local, draft, formats)
     except (ModelStoreError, ModelError) as error:
         raise LoadError(error.code, error.message) from error
@@ -89,12 +88,12 @@ def _load(
         model_bytes = max(peak.num_bytes - stats.kv_bytes, stats.weights_bytes)
     return LoadedModel(
         engine=engine,
-        bundle=_to_wire(spec, local, bundle, max_model_len),
+        bundle=to_wire(spec, local, bundle, max_model_len),
         sha256=local.sha256,
         max_model_len=min(max_model_len, stats.num_blocks * stats.block_size),
         peak_bytes=model_bytes + stats.kv_bytes + division.swap_bytes,
         workspace_bytes=model_bytes - stats.weights_bytes,
-        warning=_warning(formats, device),
+        warning=warning_of(formats, device),
     )
 
 
@@ -123,34 +122,4 @@ def _engine(
         speculation="none" if config.role == "prefill" else spec.speculation,  # it guesses nothing
         draft_path=draft.path if draft else None,
         kv_limit_bytes=division.kv_limit_bytes,
-    )
-
-
-def _warning(formats: Precision, device: str) -> tuple[str, str]:
-    """Why this will be slow, for the log and the replica's state."""
-    if device != "cpu" or formats.dtype != "bfloat16" or has_fast_bf16():
-        return "", ""
-    logger.warning("%s: %s", *SLOW_BF16)
-    return SLOW_BF16
-
-
-def has_fast_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 in hardware."""
-    known = torch.cpu.get_capabilities()
-    return bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("bf16"))
-
-
-def _to_wire(
-    spec: ReplicaSpec, local: LocalModel, found: tokenizer_bundle.TokenizerBundle, max_len: int
-) -> TokenizerBundle:
-    return TokenizerBundle(
-        version_id=spec.version_id,
-        tokenizer_json=found.tokenizer_json,
-        chat_template=found.chat_template,
-        bos_token=found.special_tokens.get("bos_token", ""),
-        eos_token=found.special_tokens.get("eos_token", ""),
-        eos_token_ids=found.eos_token_id,
-        vocab_size=found.vocab_size,
-        max_model_len=max_len,
-        sha256=local.sha256,
     )
