@@ -127,7 +127,7 @@ async def test_what_the_model_does_not_do_is_refused(
 # --- with weights -------------------------------------------------------------------------------
 def load(wanted: ReplicaSpec) -> LoadedModel:
     device = Device(index=0, kind="cpu", name="cpu", memory_bytes=GIB)
-    config = WorkerConfig(device, 1, "/tmp/engine-test-models", ("/tmp",))
+    config = WorkerConfig(device, 1, "/tmp/engine-test-models", (str(tiny_encoder().parent),))
     return backend.load_torch(wanted, config, lambda *_: None)
 
 

@@ -1,7 +1,7 @@
 """Embedding models that are computed: the torch backend's other half.
 
 An encoder has no KV cache, so its memory is weights and the activations of a step (``memory``).
-Both are checked against the replica's budget before anything is read, and measured when it is loaded.
+Both are checked against the replica's budget before anything is read, and measured afterwards.
 """
 
 import msgspec
