@@ -115,6 +115,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     guaranteed_percent: int = 0
     needs: _Needs = _Needs()
     residency: str = "resident"
+    task: str = "generate"
+    max_inputs: int = 2048
     default: bool = False
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None

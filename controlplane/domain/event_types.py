@@ -40,7 +40,7 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "ApiKeyIssued": 2,
     "CommandRefused": 2,
     "ModelAccessChanged": 2,
-    "ModelVersionAdded": 5,
+    "ModelVersionAdded": 6,
     "NodeJoined": 2,
     "PlacementDecided": 4,
     "ReplicaBecameReady": 2,

@@ -22,6 +22,8 @@ DISAGGREGATIONS = ("none", "prefill-decode")
 MAX_WORDS = 100
 PRIORITIES = ("high", "normal", "best-effort")
 RESIDENCIES = ("resident", "swappable")
+TASKS = ("generate", "embed")
+MAX_INPUTS = 2048
 
 
 class Colocation(msgspec.Struct, frozen=True):
@@ -75,6 +77,8 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     high priority gets whenever it has work, whatever its neighbours want; 0 promises nothing.
     ``residency``: resident (its memory on the device is its own) or swappable (while it is idle,
     others of the device may have it, and its weights wait in the node's memory).
+    ``task``: generate (chat and completions) or embed, which takes ``max_inputs`` texts in a
+    request, each of ``max_prompt_tokens`` at most, and has no use for ``max_output_tokens``.
     """
 
     version: str
@@ -100,10 +104,13 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     guaranteed_percent: int = 0
     needs: Needs = Needs()
     residency: str = "resident"
+    task: str = "generate"
+    max_inputs: int = MAX_INPUTS
 
     @property
     def max_model_len(self) -> int:
-        return self.max_prompt_tokens + self.max_output_tokens
+        produced = self.max_output_tokens if self.task == "generate" else 0
+        return self.max_prompt_tokens + produced
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -364,6 +371,7 @@ def check_spec(spec: VersionSpec) -> None:
     _one_of(spec.disaggregation, DISAGGREGATIONS, "disaggregation")
     _one_of(spec.priority, PRIORITIES, "priority")
     _one_of(spec.residency, RESIDENCIES, "residency")
+    _one_of(spec.task, TASKS, "task")
     _one_of(spec.format, ("safetensors",), "format")
     _one_of(spec.policy, POLICIES, "policy")
     _one_of(spec.colocation.isolation, ("shared", "dedicated"), "colocation.isolation")
@@ -373,6 +381,7 @@ def check_spec(spec: VersionSpec) -> None:
         ("max_batch", spec.max_batch, 1, 4096),
         ("max_prompt_tokens", spec.max_prompt_tokens, 1, 2**24),
         ("max_output_tokens", spec.max_output_tokens, 1, 2**24),
+        ("max_inputs", spec.max_inputs, 1, MAX_INPUTS),
         ("guaranteed_percent", spec.guaranteed_percent, 0, 100),
         ("needs.compute_percent", spec.needs.compute_percent, 0, 100),
         ("needs.cpu_milli", spec.needs.cpu_milli, 0, 2**24),
@@ -436,10 +445,25 @@ def _check_combination(spec: VersionSpec) -> None:
             "swappable is for one worker on one device",
         ),
         (is_guaranteed and is_alone, "guaranteed_percent", "is for versions that share a process"),
+        *_embedding_rules(spec),
     )
     for is_broken, param, rule in rules:
         if is_broken:
             raise Invalid("unsupported_combination", f"{param} {rule}.", param)
+
+
+def _embedding_rules(spec: VersionSpec) -> tuple[tuple[bool, str, str], ...]:
+    """An encoder generates nothing, has no KV cache and stands on one device."""
+    is_embed, ordinary = spec.task == "embed", "is for models that generate"
+    return (
+        (is_embed and spec.quantization not in ("none", "bf16"), "quantization", ordinary),
+        (is_embed and spec.kv_cache_dtype != "auto", "kv_cache_dtype", ordinary),
+        (is_embed and spec.speculation != "none", "speculation", ordinary),
+        (is_embed and spec.disaggregation != "none", "disaggregation", ordinary),
+        (is_embed and spec.policy != "continuous", "policy", ordinary),
+        (is_embed and bool(spec.swap_bytes), "swap_bytes", ordinary),
+        (is_embed and spec.tensor_parallel > 1, "tensor_parallel", ordinary),
+    )
 
 
 def _scale(model: Model, command: ScaleVersion) -> list[Event]:

@@ -59,6 +59,11 @@ def _with_residency(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "spec": {**data["spec"], "residency": "resident"}}
 
 
+def _with_task(data: dict[str, Any]) -> dict[str, Any]:
+    """Until then every version generated."""
+    return {**data, "spec": {**data["spec"], "task": "generate", "max_inputs": 2048}}
+
+
 def _with_tiers(data: dict[str, Any]) -> dict[str, Any]:
     def placed(change: dict[str, Any]) -> dict[str, Any]:
         return {**change, "assignment": {**change["assignment"], "tier": "resident"}}
@@ -102,6 +107,7 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ModelVersionAdded", 2): _with_guarantee,
     ("ModelVersionAdded", 3): _with_needs,
     ("ModelVersionAdded", 4): _with_residency,
+    ("ModelVersionAdded", 5): _with_task,
     ("NodeJoined", 1): _with_interconnect,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
     ("TenantBudgetSet", 1): _budget_of_many,

@@ -57,6 +57,8 @@ class Version(Row, frozen=True, kw_only=True):
     guaranteed_percent: int
     needs: Needs
     residency: str
+    task: str
+    max_inputs: int
     created_at: float
     added_at_position: int
     price: Price = FREE
@@ -163,7 +165,7 @@ def _price_set(rows: Rows, event: domain.ModelPriceSet, recorded: Recorded) -> N
 
 PROJECTION = Projection(
     "catalog",
-    6,
+    7,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,

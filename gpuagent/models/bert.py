@@ -117,8 +117,8 @@ class Layer:
         mixed = torch.empty_like(query)
         for first, number, length in runs:
             rows = slice(first, first + number * length)
-            parts = (self._heads(each[rows], number, length) for each in (query, key, value))
-            seen = functional.scaled_dot_product_attention(*parts)  # (number, heads, length, D)
+            q, k, v = (self._heads(each[rows], number, length) for each in (query, key, value))
+            seen = functional.scaled_dot_product_attention(q, k, v)  # (number, heads, length, D)
             mixed[rows] = seen.transpose(1, 2).reshape(number * length, -1)
         return self.output(mixed)
 

@@ -281,4 +281,5 @@ def _replica(replica_id: str, name: str, spec: VersionSpec) -> ReplicaSpec:
         max_model_len=spec.max_model_len,
         priority=spec.priority,
         guaranteed_percent=spec.guaranteed_percent,
+        task=spec.task,
     )

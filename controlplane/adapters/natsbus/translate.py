@@ -66,6 +66,7 @@ def _replica_to_wire(replica: DesiredReplica) -> wire.ReplicaSpec:
         swap_bytes=spec.swap_bytes,
         disaggregation=spec.disaggregation,
         guaranteed_percent=spec.guaranteed_percent,
+        task=spec.task,
     )
 
 

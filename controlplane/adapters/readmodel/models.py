@@ -77,6 +77,8 @@ class Version(models.Model):
     guaranteed_percent = models.IntegerField()
     needs = models.JSONField(default=dict)
     residency = models.TextField(default="resident")
+    task = models.TextField(default="generate")
+    max_inputs = models.IntegerField(default=2048)
     created_at = models.FloatField()
     added_at_position = models.BigIntegerField()
     price = models.JSONField(default=dict)

@@ -112,6 +112,7 @@ class NatsGenerator:
             record_id=order.record_id,
             sent_token_ids=order.sent_token_ids,
             num_cached_tokens=order.num_cached_tokens,
+            input_lengths=order.input_lengths,
         )
         try:
             await self._transport.generate(node_id, message, sink)

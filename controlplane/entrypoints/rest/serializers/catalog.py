@@ -12,6 +12,7 @@ from controlplane.domain.model import (
     QUANTIZATIONS,
     RESIDENCIES,
     SPECULATIONS,
+    TASKS,
 )
 from controlplane.domain.policy import ROLES
 from controlplane.entrypoints.rest.fields import (
@@ -98,6 +99,8 @@ class VersionSerializer(serializers.Serializer[Any]):
         RESIDENCIES,
         help_text="swappable: others may have its memory on the device while it is idle.",
     )
+    task = serializers.ChoiceField(TASKS, help_text="What it serves: text, or embeddings.")
+    max_inputs = serializers.IntegerField(help_text="Texts to embed in one request.")
     retired = serializers.BooleanField()
     status = serializers.ChoiceField(VERSION_STATUSES)
     ready_replicas = serializers.IntegerField()
@@ -147,6 +150,8 @@ class VersionOrder(Order):
     )
     needs = NeedsSerializer(required=False)
     residency = Text(required=False, help_text="resident, or swappable below priority high.")
+    task = Text(required=False, help_text="generate, or embed.")
+    max_inputs = Integer(required=False, help_text="Texts to embed in one request, up to 2048.")
 
 
 class ScaleOrder(Order):
