@@ -2298,6 +2298,12 @@ export interface components {
             code: string;
             reason: string;
         };
+        /**
+         * @description * `generate` - generate
+         *     * `embed` - embed
+         * @enum {string}
+         */
+        TaskEnum: "generate" | "embed";
         Tenant: {
             tenant_id: string;
             name: string;
@@ -2486,6 +2492,15 @@ export interface components {
              *     * `swappable` - swappable
              */
             residency: components["schemas"]["ResidencyEnum"];
+            /**
+             * @description What it serves: text, or embeddings.
+             *
+             *     * `generate` - generate
+             *     * `embed` - embed
+             */
+            task: components["schemas"]["TaskEnum"];
+            /** @description Texts to embed in one request. */
+            max_inputs: number;
             retired: boolean;
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
@@ -2525,6 +2540,10 @@ export interface components {
             needs?: components["schemas"]["NeedsRequest"];
             /** @description resident, or swappable below priority high. */
             residency?: string;
+            /** @description generate, or embed. */
+            task?: string;
+            /** @description Texts to embed in one request, up to 2048. */
+            max_inputs?: number;
         };
         VersionPage: {
             next: string | null;

@@ -29,6 +29,8 @@ export function version(model, name, part = {}) {
     disaggregation: "none",
     guaranteed_percent: 0,
     residency: "resident",
+    task: "generate",
+    max_inputs: 2048,
     retired: false,
     status: "ready",
     ready_replicas: 1,
