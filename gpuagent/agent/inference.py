@@ -53,6 +53,7 @@ RESEND_GRACE_S = 1.0  # a resend may overtake the generate it is about
 RESEND_BYTES = 512 * 1024
 COUNTS_AT_ONCE = 1000
 MAX_EARLY = 10_000
+MAX_INPUTS = 32  # whose vectors fit into one message; gateways ask for no more in one request
 QUEUE_SHARE = 4
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 MAX_ID_CHARS = 128
@@ -172,6 +173,8 @@ class Inference:
             return "invalid_request", f"no latency class {request.latency_class!r}"
         if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:  # nor is it NaN
             return "invalid_request", f"a weight of {request.weight}"
+        if len(request.input_lengths) > MAX_INPUTS:
+            return "invalid_request", f"vectors of more than {MAX_INPUTS} inputs"
         if len(request.sent_token_ids) >= max(request.sampling.max_tokens, 1):
             return "invalid_request", "all tokens that were asked for are there already"
         reason = self._engines.refusal(request.replica_id)

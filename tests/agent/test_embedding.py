@@ -8,7 +8,7 @@ import pytest
 
 from gpuagent.agent.backends import torch as backend
 from gpuagent.agent.backends.base import LoadedModel, LoadError
-from gpuagent.agent.inference import RESEND_BYTES
+from gpuagent.agent.inference import MAX_INPUTS, RESEND_BYTES
 from gpuagent.agent.ipc import WorkerConfig
 from gpuagent.models.encoder_config import read_encoder_config
 from gpuagent.wire import codec
@@ -88,7 +88,7 @@ async def test_cancelled_is_over_at_once(plane: Control, start_agent: StartAgent
     start_agent()
     await plane.place("n1", embedder(SLOW, max_batch=1))
     await plane.replica("n1", "ready")
-    request_id = await embed(plane, *[(n,) for n in range(200)])
+    request_id = await embed(plane, *[(n,) for n in range(MAX_INPUTS)])
     await eventually(lambda: (load := plane.load("n1")) and load.num_running)
     await plane.cancel("n1", request_id)
     last = await plane.terminal(request_id, 2)
@@ -122,6 +122,16 @@ async def test_what_the_model_does_not_do_is_refused(
     assert (await plane.terminal(wrong)).error_code == "task_unsupported"
     right = await (embed(plane, (1,)) if task == "embed" else plane.generate("n1"))
     assert (await plane.terminal(right)).finish_reason in ("stop", "length")
+
+
+async def test_more_vectors_than_a_message_holds_are_refused(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    start_agent()
+    await plane.place("n1", embedder())
+    await plane.replica("n1", "ready")
+    last = await plane.terminal(await embed(plane, *[(n,) for n in range(MAX_INPUTS + 1)]))
+    assert (last.finish_reason, last.error_code) == ("error", "invalid_request")
 
 
 # --- with weights -------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from controlplane.entrypoints.openai.embeddings import (
 from controlplane.entrypoints.openai.encoding import Encoder
 from gpuagent.agent.backends.simulated import SimulatedParams, make_bundle
 from gpuagent.agent.backends.simulated_embedding import vector
+from gpuagent.agent.inference import MAX_INPUTS
 from tests.agent.harness import spec
 from tests.engine.tiny_encoder import VOCAB, word_pieces
 from tests.openai.ledger import attempts_of, record_of, usage_of
@@ -246,7 +247,7 @@ def test_a_model_that_is_not_loaded_is_refused_in_time(stack: Stack, key: str) -
 def test_inputs_are_dealt_out_evenly_and_to_few_orders(num: int, max_tokens: int) -> None:
     counts = dealt(num, max_tokens)
     assert sum(counts) == num and max(counts) - min(counts) <= 1
-    assert max(counts) <= INPUTS_AT_ONCE
+    assert max(counts) <= INPUTS_AT_ONCE == MAX_INPUTS
     assert max(counts) == 1 or max(counts) * max_tokens <= TOKENS_AT_ONCE
 
 
