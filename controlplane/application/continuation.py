@@ -17,8 +17,8 @@ its own on the bus, so nothing that an earlier one still says is taken for the p
 It has bounds. A choice is moved ``MAX_CONTINUATIONS`` times; attempts that were refused before they
 began do not count. One that dies with its engine before its first token, and then does so again, is
 not tried a third time: it may be what kills them. Without a replica it waits as long as its class
-waits for a model to load, from the loss on. What had no token yet is sent elsewhere at once, or
-fails: its client can ask again, and nothing is lost.
+waits for a model to load, from the loss on. So does what had no token yet, unless all that it found
+were full queues: its client is told so at once.
 """
 
 import asyncio
@@ -87,10 +87,8 @@ class Course:
             return False
         return self.num_lost <= MAX_CONTINUATIONS if has_tokens else attempt < MAX_ATTEMPTS
 
-    def excluded(self, has_tokens: bool, now: float) -> frozenset[str]:
-        """Replicas not to be asked now; what may wait tries one that failed again later."""
-        if not has_tokens:
-            return frozenset(self.failed)
+    def excluded(self, now: float) -> frozenset[str]:
+        """Replicas not to be asked now; what waits tries one that failed again later."""
         return frozenset(one for one, at in self.failed.items() if now - at < REST_S)
 
 
@@ -129,7 +127,9 @@ class Continuations:
 
     def _may_wait(self, call: "Call", part: "Part", refusal: Refused) -> bool:
         job, lost_at = call.job, part.course.lost_at
-        if call.first_at is None or lost_at is None or refusal.code not in _WAITED_FOR:
+        if lost_at is None or refusal.code not in _WAITED_FOR:
+            return False
+        if call.first_at is None and part.set_back and part.set_back.code in QUEUE_FULL:
             return False
         gap = self._placer.gap(job.version_id)
         if self._placer.gone(job.version_id) is not None or (gap is not None and gap.lasts):

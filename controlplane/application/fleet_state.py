@@ -27,6 +27,7 @@ from controlplane.domain.scaling import Scaling
 LOAD_FIRST_S, LOAD_BYTES_PER_S = 5.0, 500e6  # of what was never loaded yet
 HELD = frozenset({"pending", "downloading", "loading"})
 DECIDE_S = 1.0  # until a node has been told
+LOSE_S = 9.0  # from suspect to lost
 DEFAULT_SPEC = VersionSpec(version="", source="")
 
 
@@ -95,7 +96,8 @@ class FleetState:
         return self._by_version.get(version_id, ())
 
     def wait_s(self, version_id: str, now: float, loads: FleetLoads | None = None) -> float | None:
-        """Expected seconds until a replica is ready; None if one is already, by its node's word.
+        """Expected seconds until a replica is ready; None if one is already, by its node's word. A
+        suspect node's word does not count: it has to be lost before another one loads.
 
         With ``loads`` one that is ready but swapped out is waited for as its node expects.
 
@@ -105,12 +107,15 @@ class FleetState:
         """
         began: list[float] = []
         away: list[float] = []
+        silent = False
         for one in self.assignments_of(version_id):
             node = self.nodes.get(one.node_id)
             said = node.replicas.get(one.replica_id) if node else None
             load = self._load_of(one, loads) if loads else None
             if load and load.is_away and self._is_sendable(one, load):
                 away.append(load.expected_wait_s)
+            elif said and node and node.status == "suspect":
+                silent = True
             elif said and said[1] == "ready":
                 return None
             elif said and said[1] != "failed":
@@ -122,7 +127,7 @@ class FleetState:
             spec = self.catalog.spec(VersionId(version_id)) or DEFAULT_SPEC
             typical = LOAD_FIRST_S + spec.gpu_memory / LOAD_BYTES_PER_S
         if not began:
-            return typical + DECIDE_S
+            return typical + DECIDE_S + (LOSE_S if silent else 0.0)
         taken = max(0.0, now - min(began))
         return max(typical - taken, taken / 2 if taken > typical else 0.1)
 

@@ -12,8 +12,8 @@ the call. A part whose replica is lost is sent to another one, which goes on fro
 were sent (``continuation``); where that cannot be, it fails with a typed error.
 
 Whatever happens, ``finish`` runs: a client that left, a reader too slow, a node lost, an exception
-in the caller. It cancels what still runs, waits at most two seconds for the nodes' own counts, and
-bills exactly the tokens that were produced.
+in the caller. It cancels what still runs, waits at most two seconds for the nodes' own counts (not
+without the bus), and bills exactly the tokens that were produced.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from controlplane.application.refused import Refused
 from controlplane.application.settle import Settler
 
 CANCEL_WAIT_S = 2.0
-CUT_S = 2.0  # a bus that is restarted is back by then
+CUT_S = 1.8  # a bus that is restarted is back by then
 
 _STOPPED = Refused("internal_error", "The request was given up.")
 _CUT = Refused("bus_unavailable", "The gateway cannot reach the nodes.", retry_after=1)
@@ -74,7 +74,7 @@ class Serving:
     num_local: Counter[str] = field(default_factory=Counter)
     num_of_tenant: Counter[str] = field(default_factory=Counter)
     continued: Counter[str] = field(default_factory=Counter)  # choices, by why they had to be
-    cut_at: float | None = None  # since when there is no bus, as the sweep saw it
+    is_cut: bool = False  # without the bus for too long
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -92,6 +92,8 @@ class Serving:
         """Admit and send; raises Refused. After it returns the caller must ``finish`` the call."""
         if self.draining:
             raise Refused("shutting_down", "This gateway is shutting down.", retry_after=1)
+        if self.is_cut:
+            raise _CUT
         job.limits = await self.limits.take(job)
         call = Call(self, job, _parts_of(job))
         self._enter(call)
@@ -170,7 +172,7 @@ class Serving:
     async def _send(self, call: Call, part: Part) -> None:
         """Choose a replica and send; raises Refused when there is none to be had."""
         job, before = call.job, part.target
-        excluded = part.course.excluded(part.num_output_tokens > 0, self.monotonic())
+        excluded = part.course.excluded(self.monotonic())
         target = self.placer.choose(job, excluded, self.num_local)
         part.begin(target, self.monotonic())
         order = Order(
@@ -242,7 +244,7 @@ class Serving:
         call.error = call.error or _STOPPED
         for part in running:
             await self.generator.cancel(part.order_id)
-        until = self.monotonic() + CANCEL_WAIT_S
+        until = self.monotonic() + (0.0 if self.is_cut else CANCEL_WAIT_S)
         while call.num_open and self.monotonic() < until:
             waiter = call.next_wake()
             self.loop.call_later(max(0.0, until - self.monotonic()), _wake_if_waiting, waiter)
@@ -258,16 +260,20 @@ class Serving:
         part.is_running = False
 
     # --- once a second --------------------------------------------------------------------------
-    def sweep(self, refusal_of: Callable[[Job], Refused | None], is_connected: bool = True) -> None:
+    def watch_bus(self, away_s: float) -> None:
+        """Without the bus for ``CUT_S``, what has no token yet ends and nothing new is taken.
+        To be called several times a second."""
+        self.is_cut = away_s > CUT_S
+        for call in list(self.calls.values()) if self.is_cut else ():
+            if call.first_at is None and call.held is None:
+                call.fail(_CUT)
+
+    def sweep(self, refusal_of: Callable[[Job], Refused | None]) -> None:
         """Find what is stuck, and end the calls that may not be served any more: ``refusal_of``
-        says why, if so. Without the bus for ``CUT_S``, what has no token yet ends too."""
+        says why, if so."""
         now = self.monotonic()
-        self.cut_at = None if is_connected else self.cut_at or now
-        is_cut = self.cut_at is not None and now - self.cut_at > CUT_S
         for call in list(self.calls.values()):
             refusal = refusal_of(call.job)
-            if refusal is None and is_cut and call.first_at is None and call.held is None:
-                refusal = _CUT
             if refusal is not None:
                 call.fail(refusal)
             call.check(now)

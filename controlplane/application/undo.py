@@ -234,6 +234,7 @@ _NODE_RULES: dict[type[Event], _Rule] = {
         _fixed("drain"), lambda c: node.UndrainNode(c.event.node_id, c.now)
     ),
     node.NodeDrainEnded: _Rule(_fixed("drain"), _resume_drain),
+    node.NodeRemoved: _Rule(_fixed("node"), "A node joins when its agent reports; start that."),
 }
 _RETENTION_RULES: dict[type[Event], _Rule] = {
     retention.RetentionSet: _Rule(

@@ -4,7 +4,7 @@ import msgspec
 from msgspec.structs import replace
 
 from controlplane.domain.decider import Command, Decider, Event, State
-from controlplane.domain.errors import NotFound
+from controlplane.domain.errors import Conflict, NotFound
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId, checked_name
 
 
@@ -74,6 +74,13 @@ class NodeDrainEnded(Event, frozen=True, tag_field="type", tag="NodeDrainEnded")
     at: float
 
 
+class NodeRemoved(Event, frozen=True, tag_field="type", tag="NodeRemoved"):
+    """It is not coming back. An agent that reports under its name joins as a new node."""
+
+    node_id: NodeId
+    at: float
+
+
 class NodeAcknowledged(Event, frozen=True, tag_field="type", tag="NodeAcknowledged"):
     node_id: NodeId
     generation: int
@@ -129,6 +136,7 @@ NodeEvent = (
     | NodeLost
     | NodeDrainStarted
     | NodeDrainEnded
+    | NodeRemoved
     | NodeAcknowledged
     | ReplicaStateChanged
     | ReplicaBecameReady
@@ -168,6 +176,8 @@ def evolve(node: Node, event: NodeEvent) -> Node:
             return replace(node, draining=True)
         case NodeDrainEnded():
             return replace(node, draining=False)
+        case NodeRemoved():
+            return Node()
         case NodeAcknowledged(generation=generation):
             return replace(node, acked_generation=generation)
     return _evolve_replica(node, event)
@@ -208,6 +218,11 @@ class UndrainNode(Command, frozen=True):
     now: float
 
 
+class RemoveNode(Command, frozen=True):
+    node_id: NodeId
+    now: float
+
+
 class RecordNodeEvents(Command, frozen=True):
     """What the controller concluded from an agent's reports (see ``application.ingest``)."""
 
@@ -216,14 +231,15 @@ class RecordNodeEvents(Command, frozen=True):
     now: float
 
 
-NodeCommand = DrainNode | UndrainNode | RecordNodeEvents
+NodeCommand = DrainNode | UndrainNode | RemoveNode | RecordNodeEvents
 
 
 # --- decisions --------------------------------------------------------------------------------
 def decide(node: Node, command: NodeCommand) -> list[Event]:
     if isinstance(command, RecordNodeEvents):
         checked_name(command.node_id, "node_id")
-        return list(command.events)
+        is_known = node.status != "absent" or isinstance(command.events[0], NodeJoined)
+        return list(command.events) if is_known else []  # removed since they were concluded
     if node.status == "absent":
         raise NotFound("node", command.node_id)
     match command:
@@ -231,6 +247,11 @@ def decide(node: Node, command: NodeCommand) -> list[Event]:
             return [] if node.draining else [NodeDrainStarted(node_id, reason, now)]
         case UndrainNode(node_id, now):
             return [NodeDrainEnded(node_id, now)] if node.draining else []
+        case RemoveNode(node_id, now):
+            if node.status == "ready":
+                text = f"Node '{node_id}' reports. Drain it and stop its agent first."
+                raise Conflict("node_is_ready", text)
+            return [NodeRemoved(node_id, now)]
     raise AssertionError(command)
 
 

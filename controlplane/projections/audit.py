@@ -139,6 +139,7 @@ ADMINISTRATIVE: tuple[type[Event], ...] = (
     *get_args(route.RouteEvent),
     node.NodeDrainStarted,
     node.NodeDrainEnded,
+    node.NodeRemoved,
     *get_args(retention.RetentionEvent),
 )
 _CHANGED: Sequence[Projection] = (
@@ -156,7 +157,7 @@ _HANDLERS: dict[type[Event], Handler] = {kind: _done for kind in ADMINISTRATIVE}
 
 PROJECTION = Projection(
     "audit",
-    4,
+    5,
     (AuditEntry,),
     {
         **_HANDLERS,

@@ -76,7 +76,7 @@ class Replica(Row, frozen=True):
 class LoadFailure(Row, frozen=True):
     """A version that failed on a node since it was last ready there. Key: "node/version id"."""
 
-    indexed: ClassVar = ("version_id",)
+    indexed: ClassVar = ("node_id", "version_id")
 
     key: str
     node_id: str
@@ -142,6 +142,14 @@ def _drain_started(rows: Rows, event: domain.NodeDrainStarted, recorded: Recorde
 
 def _drain_ended(rows: Rows, event: domain.NodeDrainEnded, recorded: Recorded) -> None:
     _change(rows, event, recorded, draining=False, drain_reason="")
+
+
+def _removed(rows: Rows, event: domain.NodeRemoved, recorded: Recorded) -> None:
+    """What it was to run is stopped by the next plan; what it ran was forgotten with it."""
+    rows.delete(Node, event.node_id)
+    _forget_observed(rows, event.node_id, event.at)
+    for failure in rows.find(LoadFailure, node_id=event.node_id):
+        rows.delete(LoadFailure, failure.key)
 
 
 def _acknowledged(rows: Rows, event: domain.NodeAcknowledged, recorded: Recorded) -> None:
@@ -286,7 +294,7 @@ def _state(rows: Rows, replica: Replica) -> str:
 
 PROJECTION = Projection(
     "fleet",
-    3,
+    4,
     (Node, Replica, LoadFailure),
     {
         domain.NodeJoined: _joined,
@@ -295,6 +303,7 @@ PROJECTION = Projection(
         domain.NodeLost: _lost,
         domain.NodeDrainStarted: _drain_started,
         domain.NodeDrainEnded: _drain_ended,
+        domain.NodeRemoved: _removed,
         domain.NodeAcknowledged: _acknowledged,
         domain.ReplicaStateChanged: _state_changed,
         domain.ReplicaBecameReady: _became_ready,

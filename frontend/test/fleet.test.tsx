@@ -1,4 +1,4 @@
-import { act, screen, within } from "@testing-library/react";
+import { act, screen, waitFor, within } from "@testing-library/react";
 import { expect, test } from "vitest";
 import { dialog, greet, open, press, type } from "./harness";
 
@@ -65,6 +65,24 @@ test("draining asks first, sends the reason and shows the node as draining", asy
   expect(call?.body).toEqual({ reason: "new driver" });
   expect(call?.headers["x-csrftoken"]).toBe("csrf-1");
   expect(call?.headers["idempotency-key"]).toMatch(/^[0-9a-f]{32}$/);
+});
+
+test("only a lost node can be removed, and then it is gone from the page", async () => {
+  const { backend } = await open("/fleet", {
+    prepare: ({ state }) => {
+      state.nodes[0].status = "lost";
+    },
+  });
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  const other = screen.getByRole("article", { name: "Node n2" });
+  expect(within(other).queryByRole("button", { name: "Remove" })).toBeNull();
+  press("Remove", node);
+  await dialog("Remove n1");
+  type("Reason", "außer Betrieb");
+  press("Remove node");
+  await waitFor(() => expect(screen.queryByRole("article", { name: "Node n1" })).toBeNull());
+  const call = backend.calls.findLast((each) => each.method === "DELETE");
+  expect(call?.headers["x-reason"]).toBe(encodeURIComponent("außer Betrieb"));
 });
 
 test("the open node is in the URL, and a link to it opens it", async () => {

@@ -22,8 +22,9 @@ from controlplane.application.ports import EventMeta, EventStore
 from controlplane.application.project import LogFollower
 from controlplane.application.tasks import end_tasks
 from controlplane.domain import model, node
+from controlplane.domain.ids import NodeId
 from controlplane.domain.model import AddVersion, RegisterModel, RetireVersion, VersionSpec
-from controlplane.domain.node import DrainNode
+from controlplane.domain.node import DrainNode, RemoveNode
 from controlplane.domain.placement import PlacementDecided
 from controlplane.entrypoints.processes.controller import (
     Controller,
@@ -270,6 +271,25 @@ async def test_a_silent_node_is_suspected_lost_and_its_work_placed_elsewhere(
         victim.revive()
         await until(lambda: "NodeRecovered" in plane.names(victim.node_id))
         assert len(other.runs()) == 1, "what was moved stays"
+
+
+async def test_a_lost_node_that_was_removed_joins_anew(nats: NatsServer) -> None:  # noqa: F811
+    """The same agent, never restarted: what it last said of itself does not bring it back, its
+    voice does; and it gets work again."""
+    plane = Plane(nats)
+    plane.add_model()
+    async with plane.running() as controller, agent(nats, "n1") as n1:
+        await until(lambda: "ReplicaBecameReady" in plane.names("n1"))
+        n1.silence()
+        await until(lambda: "NodeLost" in plane.names("n1"))
+        plane.handler.handle(node.DECIDER, "node-n1", RemoveNode(NodeId("n1"), 9.0), META)
+        await until(lambda: controller.state.nodes["n1"].status == "absent")
+        await asyncio.sleep(0.6)
+        assert plane.names("n1")[-1] == "NodeRemoved"
+        n1.revive()
+        await until(lambda: plane.names("n1").count("ReplicaBecameReady") == 2)
+        after = plane.names("n1")[plane.names("n1").index("NodeRemoved") + 1 :]
+        assert after[0] == "NodeJoined" and len(n1.runs()) == 1
 
 
 async def test_a_restarted_node_gets_the_same_again(nats: NatsServer) -> None:  # noqa: F811

@@ -79,6 +79,7 @@ FINAL: list[tuple[str, Sequence[Event], Event]] = [
     ("retention-requests", (), retention.SegmentRemoved("requests", 1, 1000, "a", 1.0)),
     ("model-smollm2", (), MODEL[0]),
     ("model-smollm2", MODEL, model.ModelVersionRetired("smollm2", "v1", 1.0)),
+    ("node-n1", JOINED, node.NodeRemoved(NODE, 1.0)),
 ]
 
 

@@ -110,6 +110,7 @@ def _node_kinds(who: NodeId) -> tuple[Kind, ...]:
     return (
         lambda choose, at: node.DrainNode(who, "kernel", at),
         lambda choose, at: node.UndrainNode(who, at),
+        lambda choose, at: node.RemoveNode(who, at),
         observed,
         observed,
     )

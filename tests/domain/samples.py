@@ -82,6 +82,7 @@ SAMPLES: tuple[Event, ...] = (
     node.NodeLost(NODE, 15.5, 4.0),
     node.NodeDrainStarted(NODE, "kernel update", 5.0),
     node.NodeDrainEnded(NODE, 6.0),
+    node.NodeRemoved(NODE, 6.5),
     node.NodeAcknowledged(NODE, 3, 7.0),
     node.ReplicaStateChanged(NODE, R1, V1, "loading", 8.0),
     node.ReplicaBecameReady(

@@ -12,8 +12,10 @@ from controlplane.domain.node import (
     NodeJoined,
     NodeLost,
     NodeRecovered,
+    NodeRemoved,
     NodeSuspected,
     RecordNodeEvents,
+    RemoveNode,
     ReplicaBecameReady,
     ReplicaFailed,
     ReplicaStateChanged,
@@ -53,6 +55,28 @@ def test_a_drain_starts_and_ends_once() -> None:
     given(JOINED, drained).when(UndrainNode(N, 3.0)).then(NodeDrainEnded(N, 3.0))
     given(JOINED).when(UndrainNode(N, 3.0)).then_nothing()
     given().when(DrainNode(N, "", 2.0)).then_refused("node_not_found")
+
+
+def test_only_a_node_that_reports_no_more_is_removed_and_it_may_join_again() -> None:
+    suspected, lost, removed = (
+        NodeSuspected(N, 6.0, 2.0),
+        NodeLost(N, 15.0, 3.0),
+        NodeRemoved(N, 4.0),
+    )
+    given(JOINED).when(RemoveNode(N, 4.0)).then_refused("node_is_ready")
+    given(JOINED, suspected).when(RemoveNode(N, 4.0)).then(removed)
+    given(JOINED, suspected, lost).when(RemoveNode(N, 4.0)).then(removed)
+    given(JOINED, lost, removed).when(RemoveNode(N, 5.0)).then_refused("node_not_found")
+    drained = NodeDrainStarted(N, "kernel", 2.0)
+    assert state(JOINED, drained, lost, removed) == Node()
+    again = state(JOINED, drained, lost, removed, JOINED)
+    assert (again.status, again.draining) == ("ready", False)
+
+
+def test_what_was_concluded_of_a_node_before_it_was_removed_is_not_recorded_after() -> None:
+    gone = given(JOINED, NodeLost(N, 15.0, 3.0), NodeRemoved(N, 4.0))
+    gone.when(RecordNodeEvents(N, (NodeRecovered(N, "boot-1", 5.0),), 5.0)).then_nothing()
+    gone.when(RecordNodeEvents(N, (JOINED, LOADING), 5.0)).then(JOINED, LOADING)
 
 
 def test_a_drain_outlives_restarts_of_the_agent() -> None:

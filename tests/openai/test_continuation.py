@@ -121,6 +121,33 @@ async def test_without_a_replica_it_waits_and_says_so(world: World) -> None:  # 
     await call.finish()
 
 
+async def test_what_had_no_token_waits_too(world: World) -> None:  # noqa: F811
+    """Its only worker died as the request came; the next one answers it from the start."""
+    world.nodes.replicas[1:] = []
+    call = await world.serving.start(a_job())
+    world.say("req-1", DIED)
+    text = await reading(call)
+    await asyncio.sleep(0)
+    assert call.error is None and world.serving.continuations.num_waiting == 1
+    world.clock.time += REST_S
+    await asyncio.sleep(0.25)
+    assert orders(world) == [("n1", "req-1", ()), ("n1", "req-1_2", ())]
+    world.say("req-1_2", ONE, TWO)
+    assert await text == "ab"
+    terminal = await call.finish()
+    assert terminal is not None and (terminal.outcome, terminal.attempts) == ("ok", 2)
+    assert not world.serving.continued, "nothing of it was continued, all was done again"
+
+
+async def test_a_full_queue_is_said_at_once(world: World) -> None:  # noqa: F811
+    world.nodes.replicas[1:] = []
+    call = await world.serving.start(a_job())
+    world.say("req-1", FakeDelta(finish_reason="error", error_code="overloaded"))
+    assert await asyncio.wait_for(reading(call), 1) and call.error is not None
+    assert call.error.code == "overloaded" and world.serving.continuations.num_waiting == 0
+    await call.finish()
+
+
 async def test_the_wait_is_that_of_the_class_for_a_cold_model(world: World) -> None:  # noqa: F811
     """Then it ends typed, with what was produced on record."""
     call, text = await waits(world, latency_class="realtime")
@@ -196,7 +223,6 @@ def test_two_engines_that_die_before_a_token_are_enough() -> None:
     assert not course.lose("engine_lost", 0, 3, True, 2.0)
 
 
-def test_a_failed_replica_rests_and_before_the_first_token_is_not_asked_again() -> None:
+def test_a_failed_replica_rests() -> None:
     course = Course(failed={"r1": 0.0})
-    assert course.excluded(True, 1.0) == course.excluded(False, 9.0) == {"r1"}
-    assert course.excluded(True, REST_S) == frozenset()
+    assert course.excluded(1.0) == {"r1"} and course.excluded(REST_S) == frozenset()

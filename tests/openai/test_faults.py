@@ -209,6 +209,22 @@ def test_without_the_bus_requests_are_refused_soon(broken: Stack) -> None:
     until(lambda: streamed(broken, 2).status_code == 200, 20, 0.3)
 
 
+def test_with_a_bus_that_hangs_requests_are_refused_soon(broken: Stack) -> None:
+    """In each of the eight seconds after it fell silent, and with the same code; nodes that were
+    not heard for want of it are not blamed. Then all is well again within five."""
+    wait_for_both_nodes(broken)
+    hung_at = time.monotonic()
+    os.kill(broken.nats.pid, signal.SIGSTOP)
+    while time.monotonic() < hung_at + 8:
+        began = time.monotonic()
+        answer = streamed(broken, 2)
+        assert answer.json()["error"]["code"] == "bus_unavailable", began - hung_at
+        assert time.monotonic() - began < 2.5, began - hung_at
+        time.sleep(0.3)
+    os.kill(broken.nats.pid, signal.SIGCONT)
+    until(lambda: streamed(broken, 2).status_code == 200, 5, 0.2)
+
+
 def test_without_the_ledger_nothing_is_served(broken: Stack) -> None:
     """A writer that holds the database: 503 audit_unavailable, no token; then all is well again."""
     path = broken.directory / "engine.sqlite3"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.application.call import Call
+from controlplane.application.hold import HOLD_S
 from controlplane.application.inference import Gap, Job, Order, SamplingOptions, Target
 from controlplane.application.ports import AuditUnavailable, BudgetExceeded, Intent, Terminal
 from controlplane.application.refused import Refused
@@ -222,27 +223,26 @@ async def test_a_part_lost_before_its_first_token_is_sent_elsewhere(world: World
     assert (terminal.outcome, terminal.node_id, terminal.attempts) == ("ok", "n2", 2)
 
 
-async def test_when_no_replica_is_left_the_call_fails(world: World) -> None:
+async def test_when_no_replica_is_left_in_time_the_call_fails(world: World) -> None:
     """Both nodes are lost; nothing was produced, nothing is billed."""
-    call = await world.serving.start(a_job())
-    world.say("req-1", LOST)
-    reading = asyncio.ensure_future(drain(call))
-    await asyncio.sleep(0)
-    world.say("req-1_2", LOST)
-    await reading
+    call = await given_back_by_both(world, LOST)
     terminal = await call.finish()
     assert call.error.code == "engine_lost"
     assert (terminal.outcome, terminal.num_prompt_tokens) == ("error", 0)
 
 
 async def given_back_by_both(world: World, delta: FakeDelta) -> Call:
-    """A call that the first node gives back with ``delta``, and then the other one too."""
+    """A call that the first node gives back with ``delta``, and then the other one too, and no
+    other is there for as long as it may wait."""
     call = await world.serving.start(a_job())
     world.say("req-1", delta)
     reading = asyncio.ensure_future(drain(call))
     await asyncio.sleep(0)
     assert [node for node, _ in world.nodes.orders] == ["n1", "n2"]
     world.say("req-1_2", delta)
+    world.nodes.replicas.clear()
+    await asyncio.sleep(0)
+    world.clock.time += HOLD_S["standard"]
     await reading
     return call
 
@@ -320,17 +320,19 @@ async def test_a_silent_engine_is_given_up(world: World) -> None:
 
 
 async def test_without_the_bus_only_what_has_tokens_goes_on(world: World) -> None:
-    """After two seconds, as a bus that is restarted is back by then."""
+    """Not at once, as a bus that is restarted is soon back; then nothing new is taken either."""
     first, second = [await world.serving.start(replace(a_job(), request_id=n)) for n in ("x", "y")]
     world.say("y", ONE)
-    for passed in (0.0, 1.5, 1.0):
-        world.clock.time += passed
+    for away_s in (0.0, 1.5, 2.0):
         assert first.error is None
-        world.serving.sweep(lambda _: None, is_connected=False)
+        world.serving.watch_bus(away_s)
     assert first.error and (first.error.code, first.error.retry_after) == ("bus_unavailable", 1)
     assert second.error is None
-    world.serving.sweep(lambda _: None, is_connected=True)
-    assert world.serving.cut_at is None
+    with pytest.raises(Refused, match="cannot reach the nodes"):
+        await world.serving.start(replace(a_job(), request_id="z"))
+    assert len(world.ledger.intents) == 2
+    world.serving.watch_bus(0.0)
+    await world.serving.start(replace(a_job(), request_id="z"))
 
 
 async def test_a_node_that_is_not_heard_is_lost(world: World) -> None:

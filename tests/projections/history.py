@@ -102,6 +102,7 @@ def _node(choose: random.Random, at: float) -> tuple[str, Event]:
             node.NodeLost(name, 15.0, at),
             node.NodeDrainStarted(name, "kernel", at),
             node.NodeDrainEnded(name, at),
+            node.NodeRemoved(name, at),
             node.NodeAcknowledged(name, choose.randint(0, 20), at),
         ]
     )

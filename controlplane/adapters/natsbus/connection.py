@@ -1,6 +1,6 @@
 """One connection to the bus, with options under which failures are short and visible.
 
-A hung server is noticed in about six seconds (ping 2 s, two outstanding), reconnecting never ends
+A hung server is noticed within three pings (two may be outstanding), reconnecting never ends
 and is jittered so that a fleet does not return in one instant, and little is buffered: what cannot
 be sent now is refused now. Errors that the client library only reports to a callback (dropped
 messages of a slow subscription, permission violations) are counted.
@@ -30,6 +30,7 @@ from gpuagent.wire import subjects
 PENDING_BYTES = 256 * 1024
 API_TIMEOUT_S = 3.0
 FLUSH_TIMEOUT_S = 5.0
+PING_S = 2.0
 
 
 class Bus:
@@ -42,10 +43,21 @@ class Bus:
         self.num_reconnects = 0
         self._on_reconnect: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_received, self._received_at = -1, 0.0
 
     @property
     def connected(self) -> bool:
         return bool(self.client.is_connected)
+
+    def away_s(self, now: float) -> float:
+        """Seconds since the last message, while there is no connection; 0.0 while there is one.
+
+        To be asked often: that is when the messages are counted. ``now``: monotonic.
+        """
+        num_received = self.client.stats["in_msgs"]
+        if num_received != self._num_received:
+            self._num_received, self._received_at = num_received, now
+        return 0.0 if self.connected else now - self._received_at
 
     def require_connected(self) -> Client:
         """The client; raises BusUnavailable rather than let a publish wait in a buffer."""
@@ -105,6 +117,7 @@ async def connect(
     inbox_prefix: str = "_INBOX",
     timeout_s: float | None = None,
     api_prefix: str = "$JS.API",
+    ping_s: float = PING_S,
 ) -> Bus:
     """Connect, retrying for ``timeout_s`` seconds (None: for ever); raises BusUnavailable."""
     bus = Bus(api_prefix)
@@ -113,7 +126,7 @@ async def connect(
         name=name,
         user_credentials=str(creds) if creds else None,
         inbox_prefix=inbox_prefix,
-        ping_interval=2,
+        ping_interval=ping_s,  # type: ignore[arg-type]  # may be a fraction
         max_outstanding_pings=2,
         connect_timeout=2,
         max_reconnect_attempts=-1,

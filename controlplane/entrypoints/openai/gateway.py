@@ -61,6 +61,9 @@ from controlplane.entrypoints.openai.websocket import WebSockets
 from controlplane.projections.tenants import Tenant
 
 CONNECT_TIMEOUT_S = 30.0
+PING_S = 0.5  # a hung bus is noticed in time to say so within two seconds
+WATCH_S = 0.1
+HEAR_S = 2.0  # for which a new gateway waits for the nodes
 SWEEP_S = 1.0
 PROGRESS_S = 2.0
 BEAT_S = 5.0
@@ -115,16 +118,18 @@ class Gateway:
         await self.keys.load()
         self.bus = await connect(
             self._settings.nats_url, self._settings.nats_creds, self.name,
-            timeout_s=CONNECT_TIMEOUT_S,
+            timeout_s=CONNECT_TIMEOUT_S, ping_s=PING_S,
         )  # fmt: skip
         self._build(self.bus)
         await self.transport.start()
         await self.closing.start()
         await NodeSubscriber(self.bus, self._on_load).start()
         await self.reaper.register()
+        await self._hear_nodes()
         log.info("gateway started", gateway=self.name, position=self.live.position)
         self._tasks.append(asyncio.create_task(self._reap_first()))
         for seconds, duty in (
+            (WATCH_S, self._watch_bus),
             (SWEEP_S, self._sweep),
             (PROGRESS_S, self._note_progress),
             (BEAT_S, self.reaper.register),
@@ -225,6 +230,18 @@ class Gateway:
         self.placer.record(load)
         self.transport.saw_boot(load.node_id, load.boot_id)
 
+    async def _hear_nodes(self) -> None:
+        """Wait, within bounds, until every node that is up was heard: none could be chosen before.
+
+        What the log says of them is applied between two turns of this loop.
+        """
+        deadline = self._loop.time() + HEAR_S
+        while self._loop.time() < deadline:
+            await asyncio.sleep(WATCH_S)
+            up = [name for name, node in self.state.nodes.items() if node.status == "ready"]
+            if all(self.loads.latest(name) for name in up):
+                return
+
     # --- duties ---------------------------------------------------------------------------------
     async def _repeat(self, seconds: float, duty: Callable[[], Awaitable[object]]) -> None:
         while True:
@@ -234,8 +251,11 @@ class Gateway:
             except Exception as error:  # a duty must outlive a store or a bus that is away
                 log.warning("duty failed", duty=duty.__name__, error=str(error))
 
+    async def _watch_bus(self) -> None:
+        self.serving.watch_bus(self.bus.away_s(self._clock.monotonic()))
+
     async def _sweep(self) -> None:
-        self.serving.sweep(self._refusal_of, self.bus.connected)
+        self.serving.sweep(self._refusal_of)
         await self.transport.tick()
         await self.serving.settler.retry_unsettled()
 

@@ -42,6 +42,16 @@ export function drainNode(node_id: string, reason: string) {
   );
 }
 
+/** A DELETE has no body, so the reason travels as a header, which takes no letters beyond ASCII. */
+export function removeNode(node_id: string, reason: string) {
+  return body(
+    client.DELETE("/api/v1/nodes/{node_id}/", {
+      params: { path: { node_id } },
+      headers: { ...idempotencyKey(), "X-Reason": encodeURIComponent(reason) },
+    }),
+  );
+}
+
 export function undrainNode(node_id: string, reason: string) {
   return body(
     client.POST("/api/v1/nodes/{node_id}/undrain/", {

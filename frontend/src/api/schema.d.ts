@@ -420,7 +420,7 @@ export interface paths {
         get: operations["nodes_retrieve"];
         put?: never;
         post?: never;
-        delete?: never;
+        delete: operations["nodes_remove"];
         options?: never;
         head?: never;
         patch?: never;
@@ -3771,6 +3771,45 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Node"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    nodes_remove: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path: {
+                node_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
                 };
             };
             "4XX": {

@@ -309,6 +309,9 @@ export class FakeBackend {
       case "POST nodes undrain":
         row.draining = false;
         return ["NodeDrainEnded"];
+      case "DELETE nodes":
+        this.state.nodes = this.state.nodes.filter((each) => each !== row);
+        return ["NodeRemoved"];
       case "PUT routes":
         Object.assign(row, body);
         return ["RouteArmsChanged"];

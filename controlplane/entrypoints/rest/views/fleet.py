@@ -35,6 +35,11 @@ class Node(ApiView):
     def get(self, request: Request, node_id: str) -> Response:
         return self.respond_one(request, lambda source: reading.node(source, node_id))
 
+    @write("nodes_remove")
+    def delete(self, request: Request, node_id: str) -> HttpResponseBase:
+        command = node.RemoveNode(NodeId(node_id), time.time())
+        return perform(request, Write(node.DECIDER, node_id, command))
+
 
 class NodeDrain(ApiView):
     resource = "node"

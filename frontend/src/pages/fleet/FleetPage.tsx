@@ -1,7 +1,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
-import { drainNode, nodesQuery, undrainNode } from "@/api/fleet";
+import { drainNode, nodesQuery, removeNode, undrainNode } from "@/api/fleet";
 import { useMayWrite } from "@/api/session";
 import type { Node } from "@/api/types";
 import { Async } from "@/ui/Async";
@@ -58,6 +58,17 @@ function drainConfirmation({ node_id, draining }: Node): Confirmation {
   };
 }
 
+function removal({ node_id }: Node): Confirmation {
+  return {
+    title: `Remove ${node_id}`,
+    text: "It leaves this list; its history stays. An agent that reports under its name joins anew.",
+    label: "Remove node",
+    done: `${node_id} is removed`,
+    touches: ["nodes"],
+    run: (reason) => removeNode(node_id, reason),
+  };
+}
+
 function FleetGrid({ nodes }: { nodes: Node[] }) {
   const { node: open } = route.useSearch();
   const navigate = route.useNavigate();
@@ -80,6 +91,7 @@ function FleetGrid({ nodes }: { nodes: Node[] }) {
             writable={writable}
             onOpen={() => show(node.node_id)}
             onDrain={() => setAsk(drainConfirmation(node))}
+            onRemove={() => setAsk(removal(node))}
           />
         ))}
       </div>

@@ -12,6 +12,7 @@ interface NodeCardProps {
   writable: boolean;
   onOpen: () => void;
   onDrain: () => void;
+  onRemove: () => void;
 }
 
 export function NodeCard(props: NodeCardProps) {
@@ -42,7 +43,7 @@ function nodeClass({ status, devices }: Node): string {
   return [classes.node, wide, status === "lost" && classes.lost].filter(Boolean).join(" ");
 }
 
-function NodeHead({ node, writable, onOpen, onDrain }: NodeCardProps) {
+function NodeHead({ node, writable, onOpen, onDrain, onRemove }: NodeCardProps) {
   return (
     <div className={classes.nodeHead}>
       <button type="button" className={`mono ${classes.nodeName}`} onClick={onOpen}>
@@ -55,6 +56,11 @@ function NodeHead({ node, writable, onOpen, onDrain }: NodeCardProps) {
         {plural(node.devices.length, "device")} · {plural(node.replicas.length, "replica")}
       </span>
       <span className={classes.spacer} />
+      {writable && node.status === "lost" && (
+        <Button variant="default" size="compact-xs" onClick={onRemove}>
+          Remove
+        </Button>
+      )}
       {writable && (
         <Button variant="default" size="compact-xs" onClick={onDrain}>
           {node.draining ? "Undrain" : "Drain"}
