@@ -43,6 +43,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from gpuagent.agent.generation import Generation
+from gpuagent.agent.kept_vectors import KeptVectors
 from gpuagent.agent.metrics import Served
 from gpuagent.agent.tallies import Tallies
 from gpuagent.wire import codec, subjects
@@ -100,6 +101,7 @@ class Inference:
         self._active: Counter[str] = Counter()  # unfinished generations by replica
         self._held: Counter[tuple[str, bytes]] = Counter()  # the same by replica and tenant
         self._ended: deque[tuple[float, Generation]] = deque()
+        self._vectors = KeptVectors()
         self._early_cancels: dict[str, float] = {}
         self._late_resends: list[tuple[float, str, str, int]] = []
         self._seq: Counter[str] = Counter()
@@ -380,6 +382,7 @@ class Inference:
             self.finished[generation.replica_id, generation.terminal.finish_reason] += 1
             generation.served.end_to_end.observe(now - generation.started_at)
         self._ended.append((now + RETENTION_S, generation))
+        self._vectors.keep(generation)
 
     # --- to gateways ------------------------------------------------------------------------
     async def _send(self, gateway: str, deltas: Iterable[Delta]) -> None:
@@ -427,6 +430,7 @@ class Inference:
         if self._known.get(generation.request_id) is generation:
             del self._known[generation.request_id]
         self._tallies.shrink(generation)
+        self._vectors.forget(generation)
 
     async def _answer_late(self, now: float) -> None:
         """Requests that are unknown still: their generate was lost, or another boot had them."""
