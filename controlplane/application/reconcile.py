@@ -19,7 +19,12 @@ from controlplane.domain.ids import NodeId, ReplicaId, VersionId, version_id
 from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import Node
 from controlplane.domain.placement import DecidePlacement, PlanInputs
-from controlplane.placement.plan import PLANNER, PlacementPlan, plan
+from controlplane.placement.plan import (
+    PLANNER,
+    PLANNERS_WITHOUT_WHOLES,
+    PlacementPlan,
+    plan,
+)
 from controlplane.placement.snapshot import (
     AssignedView,
     DeviceView,
@@ -112,6 +117,7 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
         ),
         position=state.position,
         now=now,
+        keeps_wholes=inputs.planner not in PLANNERS_WITHOUT_WHOLES,
     )
 
 

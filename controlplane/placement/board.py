@@ -14,6 +14,7 @@ computes again only the rows that changed since: placing the thousandth model of
 looks at one row, not at the fleet.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,8 @@ class Board:
         self.by_rank = np.zeros((NUM_RANKS, *shape), np.int64)
         self.num_swappable = np.zeros(shape, np.int64)
         self._set_hosts(nodes)
-        self.typical = Typical(snapshot.versions, self.kinds)
+        wholes = Counter(map(_whole, self.rows)) if snapshot.keeps_wholes else None
+        self.typical = Typical(snapshot.versions, self.kinds, wholes)
         self.any_compute = False
         self.least_room = int(self.room.min(initial=0))
         self.is_closed = ~self.is_open
@@ -118,6 +120,13 @@ def _links(node: NodeView) -> list[tuple[DeviceView, ...]]:
     for device in sorted(node.devices, key=lambda one: one.index):
         found.setdefault(device.link, []).append(device)
     return [tuple(devices) for devices in found.values()]
+
+
+def _whole(row: tuple[NodeView, tuple[DeviceView, ...]]) -> Shape:
+    """What takes all devices of the row and all of its node's host."""
+    node, devices = row
+    size = min(device.capacity_bytes for device in devices)
+    return Shape(len(devices), size, 0, 0, node.cpu_milli, node.host_memory, ())
 
 
 # --- rules and standing of every cell ---------------------------------------------------------

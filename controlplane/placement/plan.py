@@ -46,8 +46,9 @@ from controlplane.placement.reconcile import Difference, difference, over_capaci
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 from controlplane.placement.survey import Survey, survey
 
-PLANNER = 3  # stored with each decision; one more whenever rules or weights change
-REPLAYED = frozenset({2, PLANNER})  # 3 decides as 2 did where nothing is swappable or measured
+PLANNER = 4  # stored with each decision; one more whenever rules or weights change
+PLANNERS_WITHOUT_WHOLES = frozenset({2, 3})
+REPLAYED = PLANNERS_WITHOUT_WHOLES | {PLANNER}  # and 2 knew nothing that is swappable or measured
 HELPFUL_CODES = (
     "backoff",
     "anti_affinity",

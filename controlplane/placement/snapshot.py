@@ -144,12 +144,15 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
+    """``keeps_wholes``: whether nodes that are still whole are kept so, see ``fragmentation``."""
+
     nodes: tuple[NodeView, ...]
     versions: tuple[VersionView, ...]
     assigned: tuple[AssignedView, ...]
     failures: tuple[FailureView, ...]
     position: int
     now: float
+    keeps_wholes: bool = True
 
     def versions_by_id(self) -> dict[str, VersionView]:
         return {version.version_id: version for version in self.versions}

@@ -16,12 +16,13 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import CONTROLLER, Append, EventStore
 from controlplane.application.project import LogFollower
-from controlplane.application.reconcile import Reconciler
+from controlplane.application.reconcile import Reconciler, snapshot
 from controlplane.application.replay import Replay, replay, replay_all
 from controlplane.domain import model, node
 from controlplane.domain.event_types import encode
 from controlplane.domain.ids import NodeId
-from controlplane.domain.placement import PlacementDecided, ScoreTerm
+from controlplane.domain.placement import PlacementDecided, PlanInputs, ScoreTerm
+from controlplane.placement.plan import PLANNER, REPLAYED
 
 GIB = 2**30
 
@@ -141,6 +142,13 @@ def test_the_telemetry_that_was_seen_decides(store: EventStore) -> None:
     blind = [replace(one, event=replace(one.event, inputs=None)) for one in found]
     changed = [done for done in (again(one, store) for one in blind) if not done.equal]
     assert changed and not any(done.inputs_recorded for done in changed)
+
+
+def test_earlier_planners_decide_again_as_they_did(store: EventStore) -> None:
+    """Their rules are known, and which of them decided is recorded."""
+    fleet = Fleet(store, 1)
+    kept = [snapshot(fleet.state, PlanInputs(planner=n), 0.0).keeps_wholes for n in range(5)]
+    assert kept == [True, True, False, False, True] and max(REPLAYED) == PLANNER == 4
 
 
 def test_the_place_of_a_difference_is_named(store: EventStore) -> None:

@@ -1,8 +1,10 @@
 """Rules and stranded memory of single devices, written plainly, to compare the fast ones with."""
 
+from collections import Counter
+
 from controlplane.domain.placement import Rejection
 from controlplane.placement.feasible import Fleet, Slot, rejection
-from controlplane.placement.snapshot import FleetSnapshot, VersionView, is_of_class
+from controlplane.placement.snapshot import FleetSnapshot, Shape, VersionView, is_of_class
 
 
 def rejections(fleet: Fleet, version: VersionView) -> list[tuple[str, int, str]]:
@@ -13,12 +15,27 @@ def rejections(fleet: Fleet, version: VersionView) -> list[tuple[str, int, str]]
     ]
 
 
+def typical(snapshot: FleetSnapshot, rows: list[list[Slot]]) -> list[tuple[Shape, int]]:
+    """The catalog by replicas wanted, beside groups or host needs a twentieth for whole nodes."""
+    found = [(one.shape, max(1, one.num_replicas)) for one in snapshot.versions]
+    if all(
+        (shape.num_devices, shape.cpu_milli, shape.host_memory) == (1, 0, 0) for shape, _ in found
+    ):
+        return found
+    total, wholes = sum(weight for _, weight in found), Counter(map(whole, rows))
+    return found + [(one, max(1, total * n // (20 * len(rows)))) for one, n in wholes.items()]
+
+
+def whole(row: list[Slot]) -> Shape:
+    node, size = row[0].node, min(slot.device.capacity_bytes for slot in row)
+    return Shape(len(row), size, 0, 0, node.cpu_milli, node.host_memory, ())
+
+
 def usable(snapshot: FleetSnapshot, rows: list[list[Slot]], free: dict[int, int],
            hosts: dict[str, tuple[int, int]]) -> int:  # fmt: skip
     """Expected usable memory times weight, straight from the formula in ``fragmentation``."""
     total = 0
-    for version in snapshot.versions:
-        shape, weight = version.shape, max(1, version.num_replicas)
+    for shape, weight in typical(snapshot, rows):
         for row in rows:
             fits = [
                 slot

@@ -133,3 +133,16 @@ def test_memory_that_typical_models_can_use_is_kept_whole() -> None:
     snapshot = fleet([node("n1", 80), node("n2", 80)], [version("x", 45, 2), typical, small], there)
     made = plan(snapshot, 2)
     assert places(made)["small.v1.g2.0"] == "n1/0"
+
+
+def test_a_whole_node_is_kept_for_what_the_catalog_does_not_know() -> None:
+    """By cores alone the idle node looks better; decisions of before are decided as they were."""
+    idle = [
+        replace(node(name, 80, 80), cpu_milli=16_000, host_memory=256 * GB) for name in ("n1", "n2")
+    ]
+    there = needing(version("x", 30), cpu_milli=8_000)
+    pair = replace(needing(version("pair", 60, tensor_parallel=2), cpu_milli=6_000), num_replicas=0)
+    small = needing(version("small", 20), cpu_milli=1_000)
+    snapshot = fleet(idle, [there, pair, small], [assigned("x", "n1", 0, 30)])
+    assert places(plan(snapshot, 2)) == {"small.v1.g2.0": "n1/0"}
+    assert places(plan(replace(snapshot, keeps_wholes=False), 2)) == {"small.v1.g2.0": "n2/0"}

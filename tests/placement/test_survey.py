@@ -84,7 +84,7 @@ def test_stranded_memory_is_what_the_formula_says(snapshot: FleetSnapshot) -> No
     bench = workbench(snapshot)
     rows, free = _rows(bench), {cell: s.free_bytes for cell, s in bench.slots.items()}
     boundless = {one.node_id: (2**60, 2**60) for one in snapshot.nodes}
-    total = sum(max(1, one.num_replicas) for one in snapshot.versions)
+    total = sum(weight for _, weight in plain.typical(snapshot, rows))
     before = plain.usable(snapshot, rows, free, boundless)
     for wanted in snapshot.versions:
         found = survey(bench, wanted)
