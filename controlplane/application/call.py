@@ -25,11 +25,12 @@ from controlplane.application.continuation import (
     Course,
     cause_of,
 )
-from controlplane.application.inference import Job, Target
+from controlplane.application.inference import Job, Seen, Target
 from controlplane.application.ports import Terminal
 from controlplane.application.refused import Refused
 
 if TYPE_CHECKING:
+    from controlplane.application.explaining import Kept
     from controlplane.application.hold import Held
     from controlplane.application.serve import Serving
 
@@ -79,6 +80,7 @@ class Part:
     num_output_tokens: int = 0
     num_before: int = 0
     num_cached_tokens: int = 0
+    num_pending_tokens: int = 0  # of the prompt, until the attempt brings a token
     queue_ms: float | None = None  # of the first attempt that brought a token
     attempt_queue_ms: float | None = None
     heard_at: float = 0.0
@@ -88,6 +90,8 @@ class Part:
     set_back: Refused | None = None  # why the last attempt that was given up failed
     sent_at: float = 0.0
     tries: list[Try] = field(default_factory=list)
+    seen: Seen | None = None  # the last choice, until it is sent
+    kept: "list[Kept]" = field(default_factory=list)  # choices that go on record
     course: Course = field(default_factory=Course)
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
 
@@ -105,6 +109,10 @@ class Part:
     def has_all_tokens(self) -> bool:
         """Only the word that they were the last may be missing; vectors come with that word."""
         return not self.input_lengths and self.num_output_tokens >= self.max_tokens
+
+    def saw(self, seen: Seen) -> None:
+        """A replica is being chosen; see ``explaining``."""
+        self.seen = seen
 
     def begin(self, target: Target, now: float) -> None:
         """Another attempt."""
@@ -267,6 +275,8 @@ class Call:
         if delta.token_ids:
             if self.first_at is None:
                 self.first_at = now
+            if part.num_pending_tokens:
+                self._serving.computed(part)
             part.add(delta)
         if delta.finish_reason:
             self._end_attempt(part, delta)

@@ -5,7 +5,7 @@ newest figures of every node in memory, with their age by a monotonic clock: whe
 alive never depends on what its wall clock says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -147,6 +147,7 @@ class NodeLoad(msgspec.Struct, frozen=True):
     draining: bool
     devices: tuple[DeviceLoad, ...]
     replicas: tuple[ReplicaLoad, ...]
+    prefix_filters: dict[str, bytes] = {}  # by replica, of those that have something cached
 
 
 OnReport = Callable[[NodeReport], None]
@@ -190,19 +191,25 @@ class FleetLoads:
         self._worked: dict[str, tuple[int, float]] = {}  # replica -> (tokens generated, since)
         self._working_since: dict[str, float] = {}
         self._charged: dict[str, int] = {}
+        self._local_then: dict[str, int] = {}
         self.num_recorded = 0
 
-    def record(self, load: NodeLoad, monotonic: float) -> bool:
-        """Keep it; False if it is a repetition or older than what this boot said before."""
+    def record(
+        self, load: NodeLoad, monotonic: float, num_local: Mapping[str, int] | None = None
+    ) -> bool:
+        """Keep it, and what of ours is on each replica now; False if it is a repetition or older
+        than what this boot said before."""
         known = self._loads.get(load.node_id)
         if known and known[0].boot_id == load.boot_id and load.seq <= known[0].seq:
             return False
         self._loads[load.node_id] = (load, monotonic)
+        for replica in load.replicas if num_local else ():
+            self._local_then[replica.replica_id] = (num_local or {}).get(replica.replica_id, 0)
         self.num_recorded += 1
         before = known[0].replicas if known else ()
         gone = {one.replica_id for one in before} - {one.replica_id for one in load.replicas}
         for replica_id in gone:
-            for table in (self._worked, self._working_since, self._charged):
+            for table in (self._worked, self._working_since, self._charged, self._local_then):
                 table.pop(replica_id, None)
         for replica in load.replicas:
             self._note(replica, monotonic)
@@ -216,6 +223,10 @@ class FleetLoads:
             if worked is None or monotonic - worked[1] > PAUSE_S:
                 self._working_since[name] = monotonic
             self._worked[name] = (replica.generated_tokens, monotonic)
+
+    def num_local_then(self, replica_id: str) -> int:
+        """Requests of ours that were on it when its load came."""
+        return self._local_then.get(replica_id, 0)
 
     def charged_bytes(self, replica_id: str) -> int:
         """Of its device, as its node counts it; 0 if it has not measured it."""

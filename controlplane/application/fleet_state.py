@@ -5,28 +5,32 @@ stands in the newest placement **and** its node said that it is ready: after a p
 old replica still runs somewhere, but no decision names it any more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from controlplane.application.fleet import DeviceLoad, FleetLoads, ReplicaLoad
 from controlplane.application.ports import RecordedEvent
-from controlplane.dispatch.choose import ReplicaView
+from controlplane.dispatch.choose import ReplicaView, zone_hops
+from controlplane.dispatch.prefix import Cache, cache_of
 from controlplane.dispatch.resolve import Catalog
 from controlplane.domain import node as nodes
 from controlplane.domain import placement as placements
+from controlplane.domain import routing as routings
 from controlplane.domain import scaling as scalings
 from controlplane.domain.ids import VersionId
 from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import Node
 from controlplane.domain.placement import Assignment, Placement, PlacementDecided
+from controlplane.domain.routing import Routing, RoutingEvent
 from controlplane.domain.scaling import Scaling
 
 LOAD_FIRST_S, LOAD_BYTES_PER_S = 5.0, 500e6  # of what was never loaded yet
 HELD = frozenset({"pending", "downloading", "loading"})
 DECIDE_S = 1.0  # until a node has been told
+AGED_S = 0.1  # how much too young a node's telemetry may seem
 LOSE_S = 9.0  # from suspect to lost
 DEFAULT_SPEC = VersionSpec(version="", source="")
 
@@ -40,9 +44,11 @@ class FleetState:
     nodes: dict[str, Node] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=Scaling)
     load_seconds: dict[str, float] = field(default_factory=dict)  # by version, of its last load
+    routing: Routing = field(default_factory=Routing)
     position: int = 0
+    zone: str = ""  # of the process that asks, where it is known
     _by_version: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
-    _views: dict[str, list[ReplicaView]] = field(default_factory=dict)
+    _views: "dict[str, _Seen]" = field(default_factory=dict)
     _views_of: tuple[int, int] = (0, 0)  # what they were made of: log position, telemetry
 
     @classmethod
@@ -53,11 +59,21 @@ class FleetState:
         nodes: dict[str, Node],
         scaling: Scaling,
         load_seconds: dict[str, float],
+        routing: Routing,
         position: int,
     ) -> "FleetState":
         """As it was when these were taken from it."""
         by_version = _by_version(placement)
-        return cls(catalog, placement, nodes, scaling, load_seconds, position, by_version)
+        return cls(
+            catalog,
+            placement,
+            nodes,
+            scaling,
+            load_seconds,
+            routing,
+            position,
+            _by_version=by_version,
+        )
 
     def apply(self, recorded: RecordedEvent) -> None:
         event = recorded.event
@@ -71,6 +87,8 @@ class FleetState:
             self._by_version = _by_version(self.placement)
         elif isinstance(event, scalings.ScalingEvent):
             self.scaling = scalings.evolve(self.scaling, event)
+        elif isinstance(event, RoutingEvent):
+            self.routing = routings.evolve(self.routing, event)
         else:
             self.catalog.apply(event)
         self.position = recorded.position
@@ -155,32 +173,42 @@ class FleetState:
         loads: FleetLoads,
         monotonic: float,
         num_local: Mapping[str, int] | None = None,
+        num_local_tokens: Mapping[str, int] | None = None,
+        num_cached: Mapping[str, int] | None = None,
     ) -> list[ReplicaView]:
         """Every replica of the version for ``dispatch.choose``, whatever its state.
 
-        ``num_local`` counts this gateway's own requests in flight by replica id.
+        By replica id: ``num_local`` counts this gateway's own requests in flight and
+        ``num_local_tokens`` what they have to prefill, ``num_cached`` what of the prompt is cached.
         """
-        local = num_local or {}
-        return [
-            replace(
-                view,
-                age_s=loads.age_s(view.node_id, monotonic),
-                num_local=local.get(view.replica_id, 0),
-            )
-            for view in self._current_views(version_id, loads)
-        ]
+        local, tokens, cached = num_local or {}, num_local_tokens or {}, num_cached or {}
+        views = self._seen(version_id, loads, monotonic).views
+        if not local and not cached:
+            return list(views)
+        return [_for_request(view, local, tokens, cached) for view in views]
 
-    def _current_views(self, version_id: str, loads: FleetLoads) -> list[ReplicaView]:
-        """Made anew when an event or a telemetry message has come, not for each request."""
+    def prefix_caches(self, version_id: str, loads: FleetLoads, monotonic: float) -> list[Cache]:
+        """What the version's replicas have cached; empty where there is no choice anyway."""
+        return self._seen(version_id, loads, monotonic).caches
+
+    def _seen(self, version_id: str, loads: FleetLoads, monotonic: float) -> "_Seen":
+        """Made anew when an event or a telemetry message has come, or ages have grown by
+        ``AGED_S``; not for each request."""
         made_of = (self.position, loads.num_recorded)
         if made_of != self._views_of:
             self._views_of = made_of
             self._views.clear()
-        views = self._views.get(version_id)
-        if views is None:
-            assignments = self._by_version.get(version_id, ())
-            views = self._views[version_id] = [self._view(one, loads) for one in assignments]
-        return views
+        seen = self._views.get(version_id)
+        if seen is None or not 0 <= monotonic - seen.at < AGED_S:
+            seen = seen or self._look(version_id, loads)
+            views = [replace(one, age_s=loads.age_s(one.node_id, monotonic)) for one in seen.views]
+            seen = self._views[version_id] = _Seen(views, seen.caches, monotonic)
+        return seen
+
+    def _look(self, version_id: str, loads: FleetLoads) -> "_Seen":
+        assignments = self._by_version.get(version_id, ())
+        caches = _caches(assignments, loads) if len(assignments) > 1 else []
+        return _Seen([self._view(one, loads) for one in assignments], caches, 0.0)
 
     def _view(self, assignment: Assignment, loads: FleetLoads) -> ReplicaView:
         known = self.nodes.get(assignment.node_id, Node())
@@ -196,9 +224,49 @@ class FleetState:
             draining=known.draining,
             max_batch=spec.max_batch,
             is_held=self._is_sendable(assignment, replica),
+            zone_hops=zone_hops(self.zone, known.zone),
+            num_local_then=loads.num_local_then(assignment.replica_id),
             **_device_figures(device),
             **_replica_figures(replica),
         )
+
+
+class _Seen(NamedTuple):
+    """The replicas of a version, ``at`` monotonic seconds."""
+
+    views: list[ReplicaView]
+    caches: list[Cache]
+    at: float
+
+
+def _for_request(
+    view: ReplicaView,
+    local: Mapping[str, int],
+    tokens: Mapping[str, int],
+    cached: Mapping[str, int],
+) -> ReplicaView:
+    num_local, num_cached = local.get(view.replica_id, 0), cached.get(view.replica_id, 0)
+    if not num_local and not num_cached:
+        return view
+    return replace(
+        view,
+        num_local=num_local,
+        num_local_tokens=tokens.get(view.replica_id, 0),
+        num_cached_tokens=num_cached,
+    )
+
+
+def _caches(assignments: Sequence[Assignment], loads: FleetLoads) -> list[Cache]:
+    found: list[Cache] = []
+    for one in assignments:
+        load = loads.latest(one.node_id)
+        replica = _find(load.replicas, one.replica_id) if load else None
+        if load is None or replica is None or replica.is_away:
+            continue
+        bits = load.prefix_filters.get(one.replica_id, b"")
+        cache = cache_of(one.replica_id, bits, max(1, replica.block_size))
+        found += [cache] if cache else []
+    return found
 
 
 def _by_version(placement: Placement) -> dict[str, tuple[Assignment, ...]]:

@@ -21,6 +21,7 @@ import msgspec
 
 from controlplane.application.capture import Capture
 from controlplane.application.refused import Refused
+from controlplane.dispatch.choose import Choice
 from controlplane.domain.money import Price
 
 
@@ -92,10 +93,28 @@ class Generator(Protocol):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a generation goes."""
+    """Where a generation goes; ``num_uncached_tokens`` of its prompt are to be computed there."""
 
     node_id: str
     replica_id: str
+    num_uncached_tokens: int = 0
+
+
+class InFlight(NamedTuple):
+    """What this gateway has on each replica: requests, and tokens of prompts that none has
+    answered yet."""
+
+    num: Mapping[str, int]
+    num_tokens: Mapping[str, int]
+
+
+class Seen(NamedTuple):
+    """A choice as it was made: also one that found nobody. ``position`` is the log's, ``at`` in
+    Unix seconds."""
+
+    choice: Choice
+    position: int
+    at: float
 
 
 class Gap(NamedTuple):
@@ -109,10 +128,17 @@ class Gap(NamedTuple):
 
 
 class Placer(Protocol):
-    """Chooses among the replicas that are ready now; ``num_local`` counts ours by replica id."""
+    """Chooses among the replicas that are ready now; ``local`` is what we have there."""
 
-    def choose(self, job: "Job", excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
-        """Raises Refused ``model_not_ready`` with the reasons."""
+    def choose(
+        self,
+        job: "Job",
+        excluded: frozenset[str],
+        local: InFlight,
+        saw: Callable[[Seen], None],
+    ) -> Target:
+        """``saw`` is shown the choice, whatever comes of it. Raises Refused ``model_not_ready``
+        with the reasons."""
 
     def is_heard(self, node_id: str) -> bool:
         """False once the node has been silent for too long."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from controlplane.application.capture import EncryptedText
+from controlplane.dispatch.record import Dispatch
 from controlplane.domain.budget import Budget, amount_in
 from controlplane.domain.decider import Event
 from controlplane.domain.money import Price
@@ -247,6 +248,7 @@ class Terminal:
     at: float
     attempts: int = 1
     tries: tuple[Attempt, ...] = ()
+    dispatches: tuple[Dispatch, ...] = ()  # of some requests, see ``explaining``
     text: EncryptedText | None = None  # of a tenant that opted in
 
 

@@ -28,9 +28,11 @@ from controlplane.application.attempts import attempts_of
 from controlplane.application.call import Call, Part
 from controlplane.application.capture import keep
 from controlplane.application.continuation import Continuations
+from controlplane.application.explaining import DEFAULT_SHARE, Explaining
 from controlplane.application.hold import HOLD_S, Holds, NotLoadedYet
 from controlplane.application.inference import (
     Generator,
+    InFlight,
     Job,
     Limits,
     Order,
@@ -69,9 +71,11 @@ class Serving:
     gateway: str
     lose_node: Callable[[str], None]
     hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
+    explained_share: float = DEFAULT_SHARE
     calls: dict[str, Call] = field(default_factory=dict)
     draining: bool = False
     num_local: Counter[str] = field(default_factory=Counter)
+    num_local_tokens: Counter[str] = field(default_factory=Counter)
     num_of_tenant: Counter[str] = field(default_factory=Counter)
     continued: Counter[str] = field(default_factory=Counter)  # choices, by why they had to be
     is_cut: bool = False  # without the bus for too long
@@ -79,6 +83,8 @@ class Serving:
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.monotonic = self.clock.monotonic
+        self.in_flight = InFlight(self.num_local, self.num_local_tokens)
+        self.explaining = Explaining(self.explained_share, self.monotonic)
         self.holds = Holds(self.placer, self.monotonic, self._send_held, self.hold_s)
         self.continuations = Continuations(
             self.placer, self.monotonic, self._send_lost, Call.give_up, self.hold_s
@@ -173,8 +179,9 @@ class Serving:
         """Choose a replica and send; raises Refused when there is none to be had."""
         job, before = call.job, part.target
         excluded = part.course.excluded(self.monotonic())
-        target = self.placer.choose(job, excluded, self.num_local)
+        target = self.placer.choose(job, excluded, self.in_flight, part.saw)
         part.begin(target, self.monotonic())
+        self.explaining.sent(part, job.request_id)
         order = Order(
             part.order_id,
             target.replica_id,
@@ -191,6 +198,8 @@ class Serving:
             part.input_lengths,
         )
         self.num_local[target.replica_id] += 1
+        part.num_pending_tokens = target.num_uncached_tokens
+        self.num_local_tokens[target.replica_id] += target.num_uncached_tokens
         part.is_running = True
         try:
             receive = keep(job.capture, call.receive) if job.capture else call.receive
@@ -227,7 +236,7 @@ class Serving:
         """Stop what still runs, and record; ``Call.finish`` sees to it that this happens once."""
         async with call.sending:
             await self._stop(call)
-        terminal = _terminal_of(call, self.clock.now(), self.monotonic())
+        terminal = _terminal_of(call, self.clock.now(), self.monotonic(), self.explaining)
         try:
             await self.settler.settle(terminal)
         finally:
@@ -253,8 +262,15 @@ class Serving:
             self.generator.release(part.order_id)
             self.left(part)
 
+    def computed(self, part: Part) -> None:
+        """Nothing of the part's prompt is to be computed any more."""
+        if part.target is not None:
+            self.num_local_tokens[part.target.replica_id] -= part.num_pending_tokens
+        part.num_pending_tokens = 0
+
     def left(self, part: Part) -> None:
         """The part runs on its replica no more."""
+        self.computed(part)
         if part.is_running and part.target is not None:
             self.num_local[part.target.replica_id] -= 1
         part.is_running = False
@@ -344,7 +360,7 @@ def _intent_of(job: Job, gateway: str, at: float) -> Intent:
     )
 
 
-def _terminal_of(call: Call, at: float, now: float) -> Terminal:
+def _terminal_of(call: Call, at: float, now: float, explaining: Explaining) -> Terminal:
     job, parts = call.job, call.parts
     produced = _num_output_tokens(parts)
     outcome = _outcome(call)
@@ -366,6 +382,7 @@ def _terminal_of(call: Call, at: float, now: float) -> Terminal:
         at=at,
         attempts=max(part.attempt for part in parts),
         tries=attempts_of(parts, at, now),
+        dispatches=explaining.dispatches_of(parts, job.request_id),
         text=job.capture.encrypted(job.tenant_id, job.request_id) if job.capture else None,
     )
 

@@ -3,8 +3,8 @@
 A settlement that the store refuses is tried again for ``patience_s`` with the client waiting. If
 it still fails, the client is told ``audit_unavailable`` and the record stays here, tried again
 every second: what was produced is known only to this process, so giving up would let the reaper
-close the request with a guess. A captured text is not kept that long: thousands of records are a
-few megabytes, and their texts would be gigabytes.
+close the request with a guess. A captured text is not kept that long, nor are the explanations of
+its dispatches: thousands of records are a few megabytes, and their texts would be gigabytes.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Settler:
 
     def _keep(self, terminal: Terminal) -> None:
         if len(self.unsettled) < MAX_UNSETTLED:
-            self.unsettled[terminal.request_id] = replace(terminal, text=None)
+            self.unsettled[terminal.request_id] = replace(terminal, text=None, dispatches=())
 
     async def retry_unsettled(self) -> int:
         """Call every second: try what is left once more; how many are still left."""

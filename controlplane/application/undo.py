@@ -21,9 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import asdict
+
 from controlplane.application.order import Order
 from controlplane.application.ports import RecordedEvent
-from controlplane.domain import model, node, retention, route, tenant
+from controlplane.domain import model, node, retention, route, routing, tenant
 from controlplane.domain.audit import undone_position
 from controlplane.domain.budget import period_start
 from controlplane.domain.decider import Command, Decider, Event, fold
@@ -245,11 +247,19 @@ _RETENTION_RULES: dict[type[Event], _Rule] = {
         _per("segment", "first"), "Its records lie in the archive, and are not put back."
     ),
 }
-RULES = _TENANT_RULES | _MODEL_RULES | _ROUTE_RULES | _NODE_RULES | _RETENTION_RULES
+_ROUTING_RULES: dict[type[Event], _Rule] = {
+    routing.RoutingWeightsSet: _Rule(
+        _fixed("weights"), lambda c: routing.SetRoutingWeights(asdict(c.event.before), c.now)
+    ),
+}
+RULES = (
+    _TENANT_RULES | _MODEL_RULES | _ROUTE_RULES | _NODE_RULES | _RETENTION_RULES | _ROUTING_RULES
+)
 _DECIDERS: tuple[Decider[Any], ...] = (
     tenant.DECIDER,
     model.DECIDER,
     route.DECIDER,
     node.DECIDER,
     retention.DECIDER,
+    routing.DECIDER,
 )

@@ -37,6 +37,10 @@ class Environment(BaseSettings):
     web_port: int = Field(default=8000, description="Dashboard, admin REST and /ws/live.")
     gateway_host: str = Field(default="127.0.0.1", description="Where the gateway listens.")
     gateway_port: int = Field(default=8001, description="/v1 and /ws/v1/stream.")
+    zone: str = Field(
+        default="",
+        description="Where this gateway stands, like eu/rack-1; nodes say where they do.",
+    )
     gateway_url: str = Field(default="", description="The gateway's public base URL, without /v1.")
     metrics_port: int = Field(
         default=0, description="The controller's /metrics and /readyz; 0: free port."
@@ -52,6 +56,12 @@ class Environment(BaseSettings):
     hold_seconds: str = Field(
         default="",
         description="JSON by latency class: how long a request waits for its model to load.",
+    )
+    dispatch_explained: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Share of requests, by a hash of their ids, whose choice of a replica is kept.",
     )
     sealing_key: Path | None = Field(
         default=None, description="File with the key that signs checkpoints; empty: in data_dir."

@@ -8,7 +8,17 @@ from typing import Any
 
 import msgspec
 
-from controlplane.domain import audit, model, node, placement, retention, route, scaling, tenant
+from controlplane.domain import (
+    audit,
+    model,
+    node,
+    placement,
+    retention,
+    route,
+    routing,
+    scaling,
+    tenant,
+)
 from controlplane.domain.decider import Event
 from controlplane.domain.upcasters import lift
 
@@ -31,6 +41,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         placement.PlacementEvent,
         audit.AuditEvent,
         retention.RetentionEvent,
+        routing.RoutingEvent,
         scaling.ScalingEvent,
     )
     for kind in _members(union)

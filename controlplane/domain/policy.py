@@ -56,6 +56,7 @@ _TABLE: dict[str, tuple[str, str, str, str, str, str]] = {
     "request":   ("r",   "r",     "r",    "r",      "",     "r"),
     "usage":     ("r",   "r",     "r",    "r",      "",     "r"),
     "text":      ("rw",  "",      "",     "",       "",     "rw"),
+    "routing": ("rw",    "rw",    "r",    "r",      "r",    ""),
     "retention": ("rw",  "r",     "r",    "",       "",     ""),
     "export":    ("r",   "r",     "r",    "",       "",     "r"),
     "checkpoint": ("r",  "r",     "r",    "r",      "r",    "r"),

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args
 
 import msgspec
 
-from controlplane.domain import audit, model, node, retention, route, tenant
+from controlplane.domain import audit, model, node, retention, route, routing, tenant
 from controlplane.domain.audit import CommandRefused, undone_position
 from controlplane.domain.decider import Event
 from controlplane.projections import catalog, fleet, routes, tenants
@@ -77,8 +77,8 @@ def _refused(rows: Rows, event: CommandRefused, recorded: Recorded) -> None:
 
 
 def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
-    """Users, logins, limits and retention are no rows of the read model: the event says all there
-    is."""
+    """Users, logins, limits, weights and retention are no rows of the read model: the event says
+    all there is."""
     changes: dict[str, dict[str, dict[str, Any]]]
     match event:
         case audit.DashboardUserSaved():
@@ -100,6 +100,9 @@ def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
             thing = f"retention {event.kind}"
             moved = {"first": event.first, "upto": event.upto, "archive": event.archive}
             changes = {"after": {thing: moved}}
+        case routing.RoutingWeightsSet():
+            thing = f"routing {routing.NAME}"
+            changes = _weights_changed(thing, event)
         case audit.TextRead():
             thing = f"tenant {event.tenant_id}"
             changes = {"after": {f"request {event.request_id}": {"text": "read"}}}
@@ -117,6 +120,18 @@ def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
             **changes,
         )
     )
+
+
+def _weights_changed(
+    thing: str, event: routing.RoutingWeightsSet
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Those that changed alone."""
+    before, after = (msgspec.to_builtins(one) for one in (event.before, event.after))
+    names = [name for name in after if before[name] != after[name]]
+    return {
+        "before": {thing: {name: before[name] for name in names}},
+        "after": {thing: {name: after[name] for name in names}},
+    }
 
 
 def _entry(recorded: Recorded, at: float, **about: Any) -> AuditEntry:
@@ -141,6 +156,7 @@ ADMINISTRATIVE: tuple[type[Event], ...] = (
     node.NodeDrainEnded,
     node.NodeRemoved,
     *get_args(retention.RetentionEvent),
+    routing.RoutingWeightsSet,
 )
 _CHANGED: Sequence[Projection] = (
     tenants.PROJECTION,
@@ -169,5 +185,6 @@ PROJECTION = Projection(
         audit.TextRead: _of_access,
         retention.RetentionSet: _of_access,
         retention.SegmentRemoved: _of_access,
+        routing.RoutingWeightsSet: _of_access,
     },
 )

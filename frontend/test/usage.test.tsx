@@ -37,8 +37,32 @@ test("a request shows each of its attempts", async () => {
   within(table).getByText("n9");
 });
 
+test("a request says why it went where it went, with what lost the others", async () => {
+  await open(`/requests?open=req-${"a".padStart(32, "5ba1d")}`);
+  const box = await dialog("Request");
+  const table = await within(box).findByRole("table", { name: "Candidates of attempt 1" });
+  expect(within(table).getAllByRole("row")).toHaveLength(3);
+  within(table).getByText("chosen");
+  within(table).getByText("1.150");
+  const ruledOut = within(box).getByRole("list", { name: "Ruled out" });
+  within(ruledOut).getByText(/83.5 C, the limit is 83 C/);
+  within(box).getByText(/the same, bit for bit/);
+});
+
+test("a request that was not sampled says so, and of how many it is kept", async () => {
+  await open(`/requests?open=req-${"c".padStart(32, "5ba1d")}`);
+  const box = await dialog("Request");
+  await within(box).findByText("Not sampled: the share is 1 %");
+});
+
 test("the settings say how long what is kept", async () => {
   await open("/settings");
   await screen.findByText("396 days; up to number 12,000 they are archived");
   expect(screen.getAllByText("for ever")).toHaveLength(2);
+});
+
+test("the settings say by which weights replicas are chosen, and which were changed", async () => {
+  await open("/settings");
+  await screen.findByText("2, by default 0.5");
+  screen.getByText("75 °C");
 });

@@ -197,6 +197,7 @@ class ReplicaStats(msgspec.Struct, frozen=True, array_like=True):
     num_accepted_tokens: int = 0
     waiting_by_class: dict[str, int] = {}
     kv_held_bytes: int = 0
+    prefix_filter: bytes = b""
 
 
 class Stats(Ipc, frozen=True, tag="stats"):

@@ -97,11 +97,15 @@ class Pair:
     def stats(self, role: str, message: ipc.Stats) -> ipc.Stats:
         """Both workers' newest counters added up."""
         self._stats[role] = message.replicas[0]  # a pair's worker has one replica
-        return ipc.Stats([_added(list(self._stats.values()))])
+        added = _added(list(self._stats.values()))
+        if PREFILL in self._stats:  # what it has cached is what a prompt need not compute
+            cached = self._stats[PREFILL].prefix_filter
+            added = msgspec.structs.replace(added, prefix_filter=cached)
+        return ipc.Stats([added])
 
 
 def _added(parts: list[ipc.ReplicaStats]) -> ipc.ReplicaStats:
-    others = ("replica_id", "block_size", "waiting_by_class")
+    others = ("replica_id", "block_size", "waiting_by_class", "prefix_filter")
     fields = [name for name in ipc.ReplicaStats.__struct_fields__ if name not in others]
     sums = {name: sum(getattr(part, name) for part in parts) for name in fields}
     waiting: Counter[str] = Counter()

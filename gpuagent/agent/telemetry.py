@@ -18,6 +18,10 @@ from gpuagent.agent.metrics import Served
 from gpuagent.agent.replicas import Replica
 from gpuagent.wire.messages import Device, DeviceLoad, ReplicaLoad
 
+# Of so few prompt tokens in an interval the rate says what a step costs at least, a tenth of what a
+# prompt of hundreds is computed at: a router that believed it would send those elsewhere.
+MEASURABLE_TOKENS = 64
+
 
 @dataclass(frozen=True)
 class _Rates:
@@ -109,6 +113,7 @@ class LoadMeter:
             num_held=num_held,
             expected_wait_s=round(expected_wait_s, 3),
             charged_bytes=replica.measured_bytes,
+            prefix_filter=stats.prefix_filter,
         )
 
     def kv_held_bytes(self, replica_id: str) -> int:
@@ -123,8 +128,8 @@ def _rates(before: ReplicaStats, now: ReplicaStats, old: _Rates) -> _Rates:
     rates = old
     if num_steps > 0:
         rates = replace(rates, step_s=(now.busy_seconds - before.busy_seconds) / num_steps)
-    if prefill_seconds > 0:
-        tokens = now.prefill_tokens - before.prefill_tokens
+    tokens = now.prefill_tokens - before.prefill_tokens
+    if prefill_seconds > 0 and tokens >= MEASURABLE_TOKENS:
         rates = replace(rates, prefill_tokens_per_s=tokens / prefill_seconds)
     if decode_steps > 0:
         seconds = now.decode_seconds - before.decode_seconds

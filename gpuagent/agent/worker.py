@@ -49,6 +49,7 @@ log = structlog.get_logger("gpuagent.worker")
 
 PR_SET_PDEATHSIG = 1
 STATS_INTERVAL_S = 0.2
+FILTER_INTERVAL_S = 1.0
 LOADING_SIGN_OF_LIFE_S = 5.0
 
 
@@ -65,6 +66,8 @@ class _Replica:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     decode_steps: int = 0
+    prefix_filter: bytes = b""
+    filter_due: float = 0.0
 
     def step(self) -> list[Delta]:
         """One engine step, measured; the deltas it produced."""
@@ -147,7 +150,16 @@ class _Replica:
             num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
             waiting_by_class=stats.waiting_by_class,
             kv_held_bytes=stats.kv_held_bytes,
+            prefix_filter=self._prefix_filter(stats.num_running + stats.num_waiting > 0),
         )
+
+    def _prefix_filter(self, is_working: bool) -> bytes:
+        """Not made anew in each of the reports: milliseconds of a full cache."""
+        now = time.monotonic()
+        if now >= self.filter_due or not is_working:
+            self.filter_due = now + FILTER_INTERVAL_S
+            self.prefix_filter = self.model.engine.prefix_filter()
+        return self.prefix_filter
 
 
 def _milliseconds(since: float, until: float) -> float:

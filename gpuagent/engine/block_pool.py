@@ -27,6 +27,7 @@ first, and `num_blocks` is what the pool could have if it were alone. With 8 blo
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from gpuagent.engine.shared_pool import Lease
 
@@ -47,7 +48,8 @@ class BlockPool:
             lease.num_idle, lease.trim = self._count_idle, self.trim
         self._num_refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
-        self._by_key: dict[bytes, int] = {}
+        self._by_key: dict[bytes, int] = {}  # the last used last
+        self.num_key_changes = 0  # a change is a key that can be found now, or no more
         owned = range(0 if lease else num_blocks)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(owned)
 
@@ -79,8 +81,9 @@ class BlockPool:
 
     def acquire(self, key: bytes) -> int | None:
         """Take a share in the block registered as `key`; None if there is none."""
-        block = self._by_key.get(key)
+        block = self._by_key.pop(key, None)
         if block is not None:
+            self._by_key[key] = block
             self._free.pop(block, None)
             self._hold(block)
         return block
@@ -106,6 +109,11 @@ class BlockPool:
         if self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block
+            self.num_key_changes += 1
+
+    def last_keys(self, num_keys: int) -> list[bytes]:
+        """Keys that can be found, at most so many, the last used first."""
+        return list(islice(reversed(self._by_key), num_keys))
 
     def trim(self, num_chunks: int) -> int:
         """Give back up to that many chunks in which nothing is held; how many it were."""
@@ -152,6 +160,7 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
             self._keys[block] = None
+            self.num_key_changes += 1
 
     def _hold(self, block: int) -> None:
         self._num_refs[block] += 1

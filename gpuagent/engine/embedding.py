@@ -269,6 +269,10 @@ class EmbeddingEngine:
             waiting_by_class=self._waiting.counts(),
         )
 
+    def prefix_filter(self) -> bytes:
+        """Nothing is cached."""
+        return b""
+
     def decoding(self) -> list[str]:
         """Nothing is ever decoded here."""
         return []

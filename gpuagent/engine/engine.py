@@ -413,6 +413,10 @@ class TorchEngine:
             swapped_bytes=self._runner.host.num_moved * self._block_bytes,
         )
 
+    def prefix_filter(self) -> bytes:
+        """Which prefixes it has cached, see `prefix_filter`."""
+        return self._scheduler.kv.prefix_filter()
+
     @property
     def _is_at_home(self) -> bool:
         """Whether its pool is its own, or it has joined the one that it shares."""

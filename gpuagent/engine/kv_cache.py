@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuagent.engine.block_pool import BlockPool
+from gpuagent.engine.prefix_filter import MAX_KEYS, filter_of
 from gpuagent.engine.shared_pool import Lease
 
 
@@ -70,6 +71,7 @@ class KVCache:
         self.block_size = block_size
         self._prefix_caching = prefix_caching
         self._tables: dict[str, list[int]] = {}
+        self._filter, self._filter_of = b"", 0
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens occupy."""
@@ -143,6 +145,13 @@ class KVCache:
             table = self._tables[request_id]
             for i in range(start // self.block_size, end // self.block_size):
                 self.pool.register(table[i], keys[i])
+
+    def prefix_filter(self) -> bytes:
+        """What can be found here, for a router; see `prefix_filter`. Made anew after a change."""
+        if self._filter_of != self.pool.num_key_changes:
+            self._filter_of = self.pool.num_key_changes
+            self._filter = filter_of(self.pool.last_keys(MAX_KEYS))
+        return self._filter
 
     def free(self, request_id: str) -> None:
         """Take back the request's blocks, its last block to be reused first."""

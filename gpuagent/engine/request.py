@@ -211,6 +211,10 @@ class Engine(Protocol):
     def stats(self) -> EngineStats:
         """The engine's counters now."""
 
+    def prefix_filter(self) -> bytes:
+        """Which prefixes it has cached, see `prefix_filter`; empty if it does not know."""
+        return b""
+
     def urgency(self) -> float:
         """Weight of the most urgent latency class that has an unfinished request; 0 without any."""
 

@@ -177,7 +177,8 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
 
     ``tier`` as in ``ReplicaStatus``. ``num_held`` generations wait in the agent for it to become
     resident, which is expected in ``expected_wait_s``; 0 for a resident one.
-    ``charged_bytes`` as in ``ReplicaStatus`` once it was measured, else 0.
+    ``charged_bytes`` as in ``ReplicaStatus`` once it was measured, else 0. ``prefix_filter`` says
+    which blocks of ``block_size`` tokens are cached, as ``gpuagent.engine.prefix_filter`` has it.
     """
 
     replica_id: str
@@ -210,6 +211,7 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     num_held: int = 0
     expected_wait_s: float = 0.0
     charged_bytes: int = 0
+    prefix_filter: bytes = b""
 
 
 class Telemetry(Message, frozen=True, kw_only=True):

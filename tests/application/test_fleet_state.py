@@ -10,7 +10,7 @@ from controlplane.application.fleet import (
     NodeLoad,
     ReplicaLoad,
 )
-from controlplane.application.fleet_state import FleetState
+from controlplane.application.fleet_state import AGED_S, FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import Append, EventMeta
 from controlplane.application.project import LogFollower
@@ -21,9 +21,11 @@ from controlplane.domain.model import (
     ModelRegistered,
     ModelVersionAdded,
     ModelVersionRetired,
+    ModelVersionScaled,
     VersionSpec,
 )
 from controlplane.domain.node import DeviceInfo
+from controlplane.domain.routing import RoutingWeightsSet, Weights
 
 SPEC = VersionSpec(version="v1", source="simulated://m", gpu_memory=1000, max_batch=4)
 
@@ -58,12 +60,20 @@ class Log:
         )  # fmt: skip
         self.add("node-n1", event)
 
-    def hear(self, seq: int = 1, acked: tuple[int, int] = (1, 1), replica_id: str = "") -> None:
+    def hear(
+        self,
+        seq: int = 1,
+        acked: tuple[int, int] = (1, 1),
+        replica_id: str = "",
+        num_local: dict[str, int] | None = None,
+        prefixes: dict[str, bytes] | None = None,
+    ) -> None:
         device = DeviceLoad(0, 0.5, 1000, 4096, 0, 60.0, 0.0)
         figures = ReplicaLoad(replica_id, "m@v1", 0, "ready", 2, 1, 30, 64, 16, 900.0, 0.02,
                               5, 5, 0, 0, 0.0)  # fmt: skip
-        load = NodeLoad("n1", "b1", seq, 0.0, *acked, False, (device,), (figures,))
-        self.loads.record(load, self.clock.monotonic())
+        found = prefixes or {}
+        load = NodeLoad("n1", "b1", seq, 0.0, *acked, False, (device,), (figures,), found)
+        self.loads.record(load, self.clock.monotonic(), num_local)
 
 
 def test_a_candidate_carries_what_its_node_said() -> None:
@@ -79,6 +89,54 @@ def test_a_candidate_carries_what_its_node_said() -> None:
     assert (view.num_running, view.num_waiting, view.num_local, view.max_batch) == (2, 1, 3, 4)
     assert (view.num_blocks, view.prefill_tokens_per_s, view.decode_step_s) == (64, 900.0, 0.02)
     assert log.state.num_ready("m@v1") == 1
+
+
+def test_a_candidate_carries_what_this_gateway_knows_of_it() -> None:
+    """Its own requests there, now and when the telemetry came, what of the prompt is cached, and
+    how far away the node is."""
+    log = Log()
+    log.state.zone = "eu/r1"
+    replica_id = log.plan()
+    log.ready(replica_id)
+    log.hear(replica_id=replica_id, num_local={replica_id: 5})
+    local, tokens, cached = ({replica_id: number} for number in (3, 40, 64))
+    (view,) = log.state.candidates("m@v1", log.loads, 0.0, local, tokens, cached)
+    assert (view.num_local, view.num_local_then, view.num_local_tokens) == (3, 5, 40)
+    assert (view.num_cached_tokens, view.zone_hops) == (64, 2)  # z is no part of eu
+
+
+def test_an_age_is_never_more_than_a_tenth_of_a_second_too_young() -> None:
+    """Views are not made anew for each request, and yet a silent node is soon ruled out."""
+    log = Log()
+    replica_id = log.plan()
+    log.ready(replica_id)
+    log.hear(replica_id=replica_id)
+    for seconds in (0.0, 0.05, 0.12, 3.0, 7.0):
+        now = log.clock.monotonic() + seconds
+        (view,) = log.state.candidates("m@v1", log.loads, now)
+        assert view.age_s is not None and seconds - AGED_S < view.age_s <= seconds
+
+
+def test_weights_are_those_that_were_set_last() -> None:
+    log = Log()
+    assert log.state.routing.weights == Weights()
+    more = Weights(beta=2.0)
+    log.add("routing-weights", RoutingWeightsSet(Weights(), more, 1.0))
+    assert log.state.routing.weights == more
+
+
+def test_caches_are_known_where_there_is_a_choice() -> None:
+    """Of replicas on the device; a lone replica's is never asked for."""
+    log = Log()
+    first = log.plan()
+    log.hear(replica_id=first, prefixes={first: bytes(8)})
+    assert log.state.prefix_caches("m@v1", log.loads, 0.0) == []
+    log.add("model-m", ModelVersionScaled("m", "v1", 2, 2, 1.0))
+    device = DeviceInfo(0, "cpu", "device", 4096)
+    log.add("node-n2", nodes.NodeJoined("n2", "b1", "z", (device,), 2.0))  # type: ignore[arg-type]
+    log.plan()
+    (cache,) = log.state.prefix_caches("m@v1", log.loads, 0.0)
+    assert (cache.replica_id, cache.block_size, cache.mask) == (first, 16, 63)
 
 
 def test_what_no_decision_names_is_never_routed_to() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from controlplane.application.ports import EventMeta, RecordedEvent
 from controlplane.application.undo import RULES, compensation
-from controlplane.domain import model, node, retention, route, tenant
+from controlplane.domain import model, node, retention, route, routing, tenant
 from controlplane.domain.audit import CommandRefused, cause_of_undo
 from controlplane.domain.decider import Event, fold
 from controlplane.domain.errors import Conflict
@@ -53,6 +53,8 @@ UNDOABLE: list[tuple[str, Sequence[Event], Event]] = [
      tenant.TenantCaptureStopped(ACME, 2.0)),
     ("retention-text", (retention.RetentionSet("text", 30, 60, 1.0),),
      retention.RetentionSet("text", 60, None, 2.0)),
+    ("routing-weights", (routing.RoutingWeightsSet(routing.Weights(), routing.Weights(2.0), 1.0),),
+     routing.RoutingWeightsSet(routing.Weights(2.0), routing.Weights(beta=0.0), 2.0)),
     ("model-smollm2", MODEL[:2], MODEL[2]),
     ("model-smollm2", MODEL, model.ModelVersionScaled("smollm2", "v1", 0, 9, 1.0)),
     ("model-smollm2", MODEL, model.ModelPriceSet("smollm2", "v1", model.Price(1, 1, 2), 1.0)),

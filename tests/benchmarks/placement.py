@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from controlplane.dispatch.choose import ReplicaView, RequestView, choose
+from controlplane.dispatch.record import dispatch_of, encode
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId
 from controlplane.domain.model import Needs, VersionSpec
 from controlplane.domain.placement import Assignment, Shard
@@ -246,8 +247,9 @@ def planning(num_models: int, num_nodes: int, repeats: int) -> dict[str, float]:
     }
 
 
-def choosing(num_nodes: int = 64) -> float:
-    """Microseconds of one request's choice, its explanation kept."""
+def choosing(num_nodes: int = 64) -> dict[str, float]:
+    """Microseconds of one request's choice, with all that explains it kept; of that explanation
+    once it is asked for; and of its JSON as it goes on record."""
     chance = random.Random(0)
     views = [
         ReplicaView(
@@ -258,7 +260,14 @@ def choosing(num_nodes: int = 64) -> float:
         for number in range(num_nodes)
     ]  # fmt: skip
     request = RequestView(400, 128)
-    return 1e6 * seconds_of(lambda: choose(views, request), 2000)
+    choice = choose(views, request)
+    kept = dispatch_of(choice, 0, 1, 0.0, "sampled", 1)
+    return {
+        f"choose_us_{num_nodes}": 1e6 * seconds_of(lambda: choose(views, request), 2000),
+        f"explain_us_{num_nodes}": 1e6 * seconds_of(choice.explain, 500),
+        f"record_us_{num_nodes}": 1e6 * seconds_of(lambda: encode(kept), 500),
+        f"record_bytes_{num_nodes}": len(encode(kept)),
+    }
 
 
 # --- the report -------------------------------------------------------------------------------
@@ -282,7 +291,7 @@ def report(nodes: Path, workloads: Path, seeds: range, unseen: bool = False) -> 
     figures["decision_ms_p50"] = 1e3 * ordered[len(ordered) // 2]
     figures["decision_ms_p99"] = 1e3 * ordered[int(0.99 * len(ordered))]
     figures |= planning(200, 6, 15) | planning(2000, 128, 5)
-    figures["choose_us_64"] = choosing()
+    figures |= choosing()
     return {
         "name": "placement",
         "machine": f"{platform.machine()}, seeds {seeds[0]} to {seeds[-1]}, unseen: {unseen}",

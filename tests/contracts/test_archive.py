@@ -167,10 +167,17 @@ def test_attempts_are_sealed_and_go_into_the_archive_with_their_requests(ledger:
         )
         cursor.execute("SELECT count(*) FROM ledger_attempt WHERE position <= 120")
         (moving,) = cursor.fetchone()
+        for position in (120, 121):
+            cursor.execute(
+                "INSERT INTO ledger_dispatch (request_id, position, data) VALUES ('r', %s, '{}')",
+                (position,),
+            )
     ledger.archive(1.5)
     with connections["default"].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM ledger_attempt WHERE position <= 120")
         assert cursor.fetchone() == (0,)
+        cursor.execute("SELECT position FROM ledger_dispatch")
+        assert cursor.fetchall() == [(121,)]
     assert ledger.finding() is None
     lines = (ledger.folder / "requests-from-1" / "attempts-00001.jsonl").read_bytes().splitlines()
     assert sum(len(json.loads(line)[1]) for line in lines) == moving > 120

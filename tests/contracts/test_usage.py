@@ -2,16 +2,21 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.adapters.ledger import reconcile, rollup
 from controlplane.adapters.ledger.models import Check, Rollup
 from controlplane.adapters.ledger.store import LedgerStore
 from controlplane.application.ports import Attempt, Intent
+from controlplane.dispatch.record import decode, recompute
 from controlplane.domain import money
 from controlplane.domain.money import Price
 from tests.contracts.ledgers import AT, a_name, an_end, an_intent, in_thread, query
+
+GOLDEN = Path(__file__).parents[1] / "dispatch" / "golden" / "dispatch_1.json"
 
 
 async def run_requests(ledger: LedgerStore, tenant: str, seed: int, count: int) -> list[Intent]:
@@ -172,3 +177,24 @@ async def test_every_attempt_is_a_row_of_its_own(ledger: LedgerStore, alias: str
         (1, "n1", "error", "node_lost", 0, 0, None, AT, 5.0),
         (2, "n2", "ok", "", 3, 10, 1.5, AT + 0.25, 20.0),
     ]
+
+
+async def test_why_a_replica_was_chosen_lies_beside_the_attempts(
+    ledger: LedgerStore, alias: str
+) -> None:
+    """To the last bit; not at all of a request that had ended before."""
+    intent, golden = an_intent(), GOLDEN.read_bytes().rstrip()
+    one = decode(golden)
+    await ledger.admit(intent)
+    assert await ledger.settle(an_end(intent, dispatches=(one, replace(one, attempt=3))))
+    assert not await ledger.settle(an_end(intent, dispatches=(one,)))
+    rows = await query(
+        alias,
+        "SELECT data FROM ledger_dispatch WHERE request_id = %s AND position ="
+        " (SELECT position FROM ledger_request WHERE request_id = %s) ORDER BY id",
+        intent.request_id,
+        intent.request_id,
+    )
+    assert rows[0][0].encode() == golden
+    assert decode(rows[1][0]) == replace(one, attempt=3)
+    assert len(rows) == 2 and recompute(decode(rows[0][0])) == ()

@@ -8,13 +8,14 @@ from msgspec.structs import replace
 from controlplane.dispatch.choose import (
     ReplicaView,
     RequestView,
-    Weights,
     choose,
     health,
     score,
     thermal_factor,
+    zone_hops,
 )
 from controlplane.dispatch.refusals import NotReady
+from controlplane.domain.routing import Weights
 
 REQUEST = RequestView(num_prompt_tokens=100, max_output_tokens=10)
 A = ReplicaView("a", "n1", prefill_tokens_per_s=1000, decode_step_s=0.02, utilization=0.5)
@@ -35,7 +36,7 @@ def test_the_cost_is_the_sum_of_its_terms() -> None:
                       REQUEST).candidates:  # fmt: skip
         terms = one.terms
         seconds = (terms["queue_s"] + terms["prefill_s"] + terms["decode_s"]) / terms["thermal"]
-        assert terms["latency"] == pytest.approx(seconds)
+        assert terms["latency"] == pytest.approx(seconds + terms["distance_s"])
         assert one.cost == terms["latency"] + terms["utilization"] + terms["loading"]
 
 
@@ -44,6 +45,7 @@ def test_the_cost_is_the_sum_of_its_terms() -> None:
     [
         {"utilization": 0.9},
         {"num_waiting": 4},
+        {"zone_hops": 1},
         {"num_running": 40},
         {"num_local": 40},
         {"temperature_c": 80.0},
@@ -136,6 +138,13 @@ def test_no_replica_at_all_is_not_ready() -> None:
         choose([], REQUEST)
 
 
+def test_zones_are_as_far_apart_as_their_paths_differ() -> None:
+    assert [zone_hops("eu/r1", other) for other in ("eu/r1", "eu/r2", "us/r1", "eu", "us", "")] == [
+        0, 1, 2, 1, 2, 0,
+    ]  # fmt: skip
+    assert zone_hops("", "eu/r1") == 0
+
+
 def test_a_burst_between_two_reports_spreads() -> None:
     """Telemetry stands still; what this gateway sent itself is counted."""
     sent = {"a": 0, "b": 0}
@@ -143,6 +152,25 @@ def test_a_burst_between_two_reports_spreads() -> None:
         views = [replace(view, num_local=sent[view.replica_id]) for view in (A, B)]
         sent[choose(views, REQUEST).replica_id] += 1
     assert abs(sent["a"] - sent["b"]) <= 1
+
+
+def test_a_queue_of_our_own_that_is_gone_since_counts_no_more() -> None:
+    """Of what a replica reported, what was ours then is what it is now."""
+    report = {"num_running": 1, "num_waiting": 20}
+    gone, theirs = replace(A, **report, num_local_then=21), replace(B, **report)
+    choice = choose([gone, theirs], REQUEST)
+    assert choice.replica_id == "a" and choice.terms["queue_s"] == 0.0
+    half = replace(A, **report, num_local_then=14, num_local=14)  # a third are others'
+    prefill, slots = 0.1, 6 * 0.2 / 16
+    assert score(half, REQUEST).terms["queue_s"] == pytest.approx(20 / 3 * prefill + slots)
+
+
+def test_a_conversation_is_not_lost_to_others_that_are_past_their_prefill() -> None:
+    """What counts of our own requests is what they still compute."""
+    request = RequestView(num_prompt_tokens=1000, max_output_tokens=10)
+    a, b = (replace(one, num_running=1, num_cached_tokens=n) for one, n in ((A, 800), (B, 0)))
+    assert choose([replace(a, num_local=3), b], request).replica_id == "a"
+    assert choose([replace(a, num_local=3, num_local_tokens=900), b], request).replica_id == "b"
 
 
 views = st.builds(

@@ -2,7 +2,17 @@
 
 from msgspec.structs import replace
 
-from controlplane.domain import audit, model, node, placement, retention, route, scaling, tenant
+from controlplane.domain import (
+    audit,
+    model,
+    node,
+    placement,
+    retention,
+    route,
+    routing,
+    scaling,
+    tenant,
+)
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
 from controlplane.domain.money import Price
@@ -117,6 +127,11 @@ SAMPLES: tuple[Event, ...] = (
     audit.LimitsUnshared("gw-1", "local", 4.0),
     audit.LimitsShared("gw-1", 5.0),
     audit.TextRead("acme", "req-1", 6.0),
+    routing.RoutingWeightsSet(
+        routing.Weights(),
+        routing.Weights(1.5, 0.25, 2.0, (0.25, 0.25, 0.25, 0.25), 70.0, 90.0, 8.0, 0.5, 0.1),
+        7.0,
+    ),
     retention.RetentionSet("text", 30, None, 1.0),
     retention.SegmentRemoved("requests", 1, 1_000, "requests-from-1", 2.0),
     scaling.ReplicasScaled(

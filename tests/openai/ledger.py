@@ -3,6 +3,7 @@
 import sqlite3
 from typing import Any
 
+from controlplane.dispatch.record import Dispatch, decode
 from tests.openai.stack import Stack
 
 
@@ -27,6 +28,12 @@ def record_of(stack: Stack, request_id: str) -> dict[str, Any]:
 def attempts_of(stack: Stack, request_id: str) -> list[dict[str, Any]]:
     sql = "SELECT * FROM ledger_attempt WHERE request_id = ? ORDER BY choice, attempt"
     return _query(stack, sql, request_id)
+
+
+def dispatches_of(stack: Stack, request_id: str) -> list[Dispatch]:
+    """Why its replicas were chosen, as far as that was kept."""
+    sql = "SELECT data FROM ledger_dispatch WHERE request_id = ? ORDER BY id"
+    return [decode(row["data"]) for row in _query(stack, sql, request_id)]
 
 
 def usage_of(stack: Stack, tenant: str) -> int:

@@ -17,10 +17,11 @@ import httpx
 import pytest
 from django.conf import settings
 
+from controlplane.dispatch.record import recompute
 from tests.agent.harness import Agent
 from tests.databases import pointed_at
 from tests.openai.conftest import FAST, SLOW
-from tests.openai.ledger import attempts_of, record_of, requests_of
+from tests.openai.ledger import attempts_of, dispatches_of, record_of, requests_of
 from tests.openai.stack import Stack, until
 from tests.openai.wire import HELLO, events
 
@@ -154,6 +155,9 @@ def test_streams_go_on_elsewhere_and_nobody_notices(broken: Stack, name: str) ->
         assert sum(one["num_output_tokens"] for one in tries) == num_tokens
         assert len({one["attempt"] for one in tries}) == len(tries) == row["attempts"]
         moved += len(tries) > 1
+        kept = dispatches_of(broken, row["request_id"])
+        assert set(range(2, row["attempts"] + 1)) <= {one.attempt for one in kept}
+        assert all(recompute(one) == () for one in kept)
     assert moved > 0
     reader = broken.add_key("operators", ("admin:read",), role="auditor")
     headers = {"Authorization": f"Bearer {reader}"}

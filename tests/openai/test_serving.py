@@ -9,11 +9,19 @@ import pytest
 
 from controlplane.application.call import Call
 from controlplane.application.hold import HOLD_S
-from controlplane.application.inference import Gap, Job, Order, SamplingOptions, Target
+from controlplane.application.inference import (
+    Gap,
+    Job,
+    Order,
+    SamplingOptions,
+    Seen,
+    Target,
+)
 from controlplane.application.ports import AuditUnavailable, BudgetExceeded, Intent, Terminal
 from controlplane.application.refused import Refused
 from controlplane.application.serve import Serving
 from controlplane.application.settle import Settler
+from controlplane.dispatch.choose import NoReplica, ReplicaView, RequestView, choose
 from controlplane.domain.budget import Budget
 from controlplane.domain.money import FREE
 from controlplane.entrypoints.openai.answers import HEARTBEAT, heartbeat
@@ -97,11 +105,15 @@ class Nodes:
     def release(self, request_id: str) -> None:
         self.sinks.pop(request_id, None)
 
-    def choose(self, job: Job, excluded: frozenset[str], num_local: Any) -> Target:
-        for target in self.replicas:
-            if target.replica_id not in excluded:
-                return target
-        raise Refused("model_not_ready", "none is left", retry_after=2)
+    def choose(self, job: Job, excluded: frozenset[str], local: Any, saw: Any) -> Target:
+        views = [ReplicaView(one.replica_id, one.node_id) for one in self.replicas]
+        try:
+            choice = choose(views, RequestView(3, 10), excluded=excluded)
+        except NoReplica as none:
+            saw(Seen(none.choice, 812, 5.0))
+            raise Refused("model_not_ready", "none is left", retry_after=2) from none
+        saw(Seen(choice, 812, 5.0))
+        return Target(choice.node_id, choice.replica_id)
 
     def is_heard(self, node_id: str) -> bool:
         return node_id not in self.silent

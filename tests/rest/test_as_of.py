@@ -76,6 +76,8 @@ PATHS = {
     "requests_list": "requests/",
     "audit_list": "audit/",
     "requests_retrieve": "requests/r1/",
+    "routing_weights_retrieve": "routing/weights/",
+    "requests_dispatch": "requests/r1/dispatch/",
     "catalog_export": "apply/",
 }
 
@@ -121,7 +123,7 @@ def asking(path: str, name: str, value: object) -> str:
 
 
 def answer(api: Api, address: str, path: str) -> Any:
-    if path.startswith(("events", "requests", "apply")):  # these are never behind
+    if path.startswith(("events", "requests", "apply", "routing")):  # these are never behind
         address = address.partition("?min_position")[0]
     got = api.get(address)
     assert got.status_code == 200, (address, got.content)
@@ -205,6 +207,7 @@ def change_everything(admin: Api) -> None:
     admin.delete("models/m/aliases/small/")
     arms = [{"name": "a", "version_id": "m@v1", "weight": 7}]
     admin.put("routes/chat/", {"arms": arms, "sticky": False})
+    admin.patch("routing/weights/", {"beta": 2.0})
     record(node.NodeJoined(NodeId("n1"), "b2", "z9", DEVICES, 2.0))
     InferenceRequest.objects.filter(request_id="r1").update(
         outcome="ok", num_output_tokens=7, ended_at=time.time(), position=1

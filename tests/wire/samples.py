@@ -123,6 +123,7 @@ REPLICA_LOAD = messages.ReplicaLoad(
     num_held=3,
     expected_wait_s=2.5,
     charged_bytes=5,
+    prefix_filter=bytes.fromhex("8c00000000000001"),
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))

@@ -20,6 +20,7 @@ from controlplane.adapters.ledger.statements import Statements
 from controlplane.application.capture import EncryptedText
 from controlplane.application.failpoints import passing
 from controlplane.application.ports import BudgetExceeded, Intent, Terminal
+from controlplane.dispatch import record
 from controlplane.domain import money
 from controlplane.domain.budget import day_of
 from controlplane.domain.money import Price
@@ -45,6 +46,9 @@ def settle_all(cursor: Cursor, sql: Statements, terminals: Sequence[Terminal]) -
     if tries:
         cursor.execute(sql.insert_attempts, (_json(tries),))
     for i, one in enumerate(ended):
+        for dispatch in one.terminal.dispatches:
+            data = record.encode(dispatch).decode()
+            cursor.execute(sql.insert_dispatch, (one.terminal.request_id, first + i, data))
         if one.terminal.text is not None:
             _keep_text(cursor, sql, one.terminal.text, one, first + i)
     return {row[0] for row in live}

@@ -120,6 +120,18 @@ class Attempt(models.Model):
         db_table = "ledger_attempt"
 
 
+class Dispatch(models.Model):
+    """Why a replica was chosen for an attempt, of requests that are explained; ``data`` is the JSON
+    of a ``dispatch.record.Dispatch``, ``position`` that of the terminal record it came with."""
+
+    request_id = models.CharField(max_length=64)
+    position = models.BigIntegerField(db_index=True)
+    data = models.TextField()
+
+    class Meta:
+        db_table = "ledger_dispatch"
+
+
 class CapturedText(models.Model):
     """What a request asked and was answered, encrypted under its tenant's key of ``generation``
     (see ``application.capture``); ``position`` is that of its terminal record."""

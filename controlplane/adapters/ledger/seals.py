@@ -12,6 +12,7 @@ from django.db.models import Q
 from controlplane.adapters.ledger import rollup
 from controlplane.adapters.ledger.models import (
     Attempt,
+    Dispatch,
     InferenceRequest,
     SealingKey,
     Tile,
@@ -83,6 +84,7 @@ class DjangoSealStore:
             self._rows(one.log).filter(size=one.size).update(archive=mark)
             passing("retain.marked")
             Attempt.objects.using(self._alias).filter(**span).delete()
+            Dispatch.objects.using(self._alias).filter(**span).delete()
             moved, _ = InferenceRequest.objects.using(self._alias).filter(**span).delete()
         passing("retain.moved")
         return moved

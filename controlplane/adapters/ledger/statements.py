@@ -108,6 +108,7 @@ class Statements:
     settle: str
     add_usage: str
     insert_attempts: str
+    insert_dispatch: str
     insert_text: str
     hash_text: str
     progress: str
@@ -217,6 +218,8 @@ def _records(d: _Dialect) -> dict[str, Any]:
         f" ON CONFLICT (tenant_id, scope, target, day) DO UPDATE SET {sums}",
         "insert_attempts": f"INSERT INTO ledger_attempt ({_names(ATTEMPT_COLUMNS)})"
         f" SELECT {d.fields(ATTEMPT_COLUMNS)} FROM {d.rows}",
+        "insert_dispatch": "INSERT INTO ledger_dispatch (request_id, position, data)"
+        f" VALUES ({', '.join([d.mark] * 3)})",
         "insert_text": "INSERT INTO ledger_text"
         " (request_id, tenant_id, position, generation, nonce, ciphertext, at)"
         f" VALUES ({', '.join([d.mark] * 7)})",

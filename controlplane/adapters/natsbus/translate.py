@@ -130,6 +130,7 @@ def node_load(payload: bytes, node_id: str) -> NodeLoad:
         said.draining,
         tuple(_device_load(device) for device in said.devices),
         tuple(_replica_load(replica) for replica in said.replicas),
+        {one.replica_id: one.prefix_filter for one in said.replicas if one.prefix_filter},
     )
 
 

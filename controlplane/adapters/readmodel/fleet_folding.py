@@ -10,9 +10,10 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.ports import RecordedEvent
 from controlplane.dispatch import resolve
 from controlplane.dispatch.resolve import Catalog
-from controlplane.domain import model, node, placement, route, scaling
+from controlplane.domain import model, node, placement, route, routing, scaling
 from controlplane.domain.node import Node
 from controlplane.domain.placement import Placement
+from controlplane.domain.routing import Routing
 from controlplane.domain.scaling import Scaling
 
 
@@ -22,12 +23,13 @@ class _Kept(msgspec.Struct):
     nodes: dict[str, Node]
     scaling: Scaling
     load_seconds: dict[str, float]
+    routing: Routing
     position: int
 
 
 def _of_code() -> str:
     """Changes with whatever folds the fleet: aggregates have no version to raise."""
-    folding = (fleet_state, resolve, model, node, placement, route, scaling)
+    folding = (fleet_state, resolve, model, node, placement, route, routing, scaling)
     return sha256("".join(map(inspect.getsource, folding)).encode()).hexdigest()
 
 
@@ -60,6 +62,7 @@ class FleetFolding:
             kept.nodes,
             kept.scaling,
             kept.load_seconds,
+            kept.routing,
             kept.position,
         )
 
@@ -76,5 +79,6 @@ def _kept(state: FleetState) -> _Kept:
         state.nodes,
         state.scaling,
         state.load_seconds,
+        state.routing,
         state.position,
     )

@@ -199,7 +199,8 @@ class Hub:
         await listen(self._on_load)
 
     def _on_load(self, load: NodeLoad) -> None:
-        payload = message("telemetry", **msgspec.to_builtins(load))
+        told = msgspec.structs.replace(load, prefix_filters={})  # kilobytes, for routers alone
+        payload = message("telemetry", **msgspec.to_builtins(told))
         for subscriber in self._subscribers:
             if subscriber.telemetry:
                 subscriber.put(payload, self.position)

@@ -21,6 +21,7 @@ from controlplane.adapters.natsbus.connection import Bus, connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.natsbus.transport import Transport
 from controlplane.adapters.shared_limits import LOCAL, SharedLimits
+from controlplane.application.explaining import DEFAULT_SHARE
 from controlplane.application.fleet import BusUnavailable, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.hold import HOLD_S
@@ -89,6 +90,8 @@ class GatewaySettings:
     redis_url: str = ""
     limits_fallback: str = LOCAL
     hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
+    explained_share: float = DEFAULT_SHARE
+    zone: str = ""
 
 
 class Gateway:
@@ -101,7 +104,7 @@ class Gateway:
         self._store = store
         self.host = socket.gethostname()
         self.name = f"gw-{os.getpid()}-{secrets.token_hex(4)}"  # one token of a bus subject
-        self.state, self.loads = FleetState(), FleetLoads()
+        self.state, self.loads = FleetState(zone=settings.zone), FleetLoads()
         self._loop = asyncio.get_running_loop()
         self.live = LiveRows(store, on_event=self._on_event)
         self.keys = KeyRing(self.live.rows)
@@ -155,6 +158,7 @@ class Gateway:
             gateway=self.name,
             lose_node=self.transport.fail_node,
             hold_s=settings.hold_s,
+            explained_share=settings.explained_share,
         )
         self.closing = NodeClosing(bus, self.name, self._nodes)
         self.reaper = Reaper(
@@ -227,7 +231,7 @@ class Gateway:
             self.serving.sweep(self._refusal_of)
 
     def _on_load(self, load: NodeLoad) -> None:
-        self.placer.record(load)
+        self.placer.record(load, self.serving.num_local)
         self.transport.saw_boot(load.node_id, load.boot_id)
 
     async def _hear_nodes(self) -> None:

@@ -16,11 +16,19 @@ from controlplane.application.fleet import FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.gaps import gap_of, tried
 from controlplane.application.hold import HOLD_S
-from controlplane.application.inference import Gap, Job, Order, SamplingOptions, Target
+from controlplane.application.inference import (
+    Gap,
+    InFlight,
+    Job,
+    Order,
+    SamplingOptions,
+    Seen,
+    Target,
+)
 from controlplane.application.ports import Clock
 from controlplane.application.refused import Refused
-from controlplane.dispatch.choose import RequestView, choose
-from controlplane.dispatch.refusals import NotReady
+from controlplane.dispatch.choose import NoReplica, RequestView, choose
+from controlplane.dispatch.prefix import Prompt, Sent, cached_tokens, prompt_of
 from controlplane.dispatch.resolve import not_found
 
 LOST_S = 15.0  # node not heard
@@ -42,18 +50,45 @@ class FleetPlacer:
         self._monotonic = clock.monotonic
         self._tried: dict[str, Gap | None] = {}
         self._tried_at = -1  # log position
+        self._sent = Sent()
 
-    def choose(self, job: Job, excluded: frozenset[str], num_local: Mapping[str, int]) -> Target:
-        views = self._state.candidates(job.version_id, self._loads, self._monotonic(), num_local)
+    def choose(
+        self,
+        job: Job,
+        excluded: frozenset[str],
+        local: InFlight,
+        saw: Callable[[Seen], None],
+    ) -> Target:
+        now = self._monotonic()
+        prompt, cached = self._prompt(job, now)
+        views = self._state.candidates(job.version_id, self._loads, now, *local, cached)
         waits = self._deadlines.get(job.latency_class, HOLD_S["standard"])
         request = RequestView(len(job.prompts[0]), job.max_tokens[0], waits)
+        position, at = self._state.position, self._clock.now()
         try:
-            choice = choose(views, request, excluded=excluded)
-        except NotReady as error:
+            choice = choose(views, request, self._state.routing.weights, excluded)
+        except NoReplica as error:
+            saw(Seen(error.choice, position, at))
             reason = self._state.unplaced_reason(job.version_id)
             text = f"{error.message} {reason}".strip()
             raise Refused(error.code, text, "model", error.retry_after) from error
-        return Target(choice.node_id, choice.replica_id)
+        saw(Seen(choice, position, at))
+        if prompt is not None:
+            self._sent.note(job.version_id, prompt, choice.replica_id, now)
+        left = len(job.prompts[0]) - cached.get(choice.replica_id, 0)
+        return Target(choice.node_id, choice.replica_id, left)
+
+    def _prompt(self, job: Job, now: float) -> tuple[Prompt | None, Mapping[str, int]]:
+        """The prompt, and how much of it each replica has cached; None where one has no choice, or
+        where nothing is ever cached."""
+        if job.input_lengths or len(self._state.assignments_of(job.version_id)) < 2:
+            return None, {}
+        prompt = prompt_of(job.cache_salt, job.prompts[0])
+        caches = self._state.prefix_caches(job.version_id, self._loads, now)
+        cached = cached_tokens(prompt, caches)
+        for replica_id, sent in self._sent.cached_tokens(job.version_id, prompt, now).items():
+            cached[replica_id] = max(sent, cached.get(replica_id, 0))
+        return prompt, cached
 
     def is_heard(self, node_id: str) -> bool:
         age = self._loads.age_s(node_id, self._monotonic())
@@ -83,8 +118,9 @@ class FleetPlacer:
             self._tried[version_id] = tried(self._state, version_id, self._clock.now())
         return self._tried[version_id]
 
-    def record(self, load: NodeLoad) -> None:
-        self._loads.record(load, self._monotonic())
+    def record(self, load: NodeLoad, num_local: Mapping[str, int]) -> None:
+        """``num_local``: requests of this gateway by replica, now."""
+        self._loads.record(load, self._monotonic(), num_local)
 
 
 class NatsGenerator:

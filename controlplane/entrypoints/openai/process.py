@@ -70,4 +70,6 @@ def _settings() -> GatewaySettings:
         redis_url=env.redis_url,
         limits_fallback=env.limits_fallback,
         hold_s=parse_deadlines(env.hold_seconds),
+        explained_share=env.dispatch_explained,
+        zone=env.zone,
     )

@@ -70,6 +70,20 @@ export function attemptsQuery(request_id: string) {
   });
 }
 
+/** Why each attempt of a request went where it went, where that was kept. */
+export function dispatchQuery(request_id: string) {
+  const path = { request_id };
+  return queryOptions({
+    queryKey: ["requests", "one", request_id, "dispatch"],
+    queryFn: (asked) =>
+      body(
+        client.GET("/api/v1/requests/{request_id}/dispatch/", {
+          params: { path, query: asOfQuery(asked) },
+        }),
+      ),
+  });
+}
+
 export function requestQuery(request_id: string) {
   const path = { request_id };
   return queryOptions({

@@ -10,6 +10,7 @@ const BY_CATEGORY: Record<string, string[]> = {
   model: ["models", "routes"],
   route: ["routes"],
   tenant: ["tenants"],
+  routing: ["routing"],
 };
 
 const FLUSH_MS = 250;

@@ -602,6 +602,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/requests/{request_id}/dispatch/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["requests_dispatch"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/requests/{request_id}/text/": {
         parameters: {
             query?: never;
@@ -681,6 +697,22 @@ export interface paths {
         options?: never;
         head?: never;
         patch?: never;
+        trace?: never;
+    };
+    "/api/v1/routing/weights/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["routing_weights_retrieve"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch: operations["routing_weights_change"];
         trace?: never;
     };
     "/api/v1/scalings/": {
@@ -1099,6 +1131,15 @@ export interface components {
             /** Format: double */
             weight: number;
         };
+        Asked: {
+            num_prompt_tokens: number;
+            max_output_tokens: number;
+            /**
+             * Format: double
+             * @description The longest it waits for a replica to load.
+             */
+            max_wait_s: number;
+        };
         Assignment: {
             replica_id: string;
             version_id: string;
@@ -1331,6 +1372,27 @@ export interface components {
             first_root: string;
             second_root: string;
         };
+        /** @description cost = latency + utilization + loading; the rest says what latency is made of. */
+        CostTerms: {
+            /** Format: double */
+            queue_s: number;
+            /** Format: double */
+            prefill_s: number;
+            /** Format: double */
+            decode_s: number;
+            /** Format: double */
+            thermal: number;
+            /** Format: double */
+            distance_s: number;
+            /** Format: double */
+            latency: number;
+            /** Format: double */
+            utilization: number;
+            /** Format: double */
+            loading: number;
+            /** Format: double */
+            cost: number;
+        };
         Decision: {
             decision_id: string;
             generation: number;
@@ -1369,6 +1431,51 @@ export interface components {
          * @enum {string}
          */
         DisaggregationEnum: "none" | "prefill-decode";
+        /** @description One choice of a replica, also one that found none. */
+        Dispatch: {
+            choice: number;
+            /** @description From 1, of that choice; see attempts. */
+            attempt: number;
+            /** Format: double */
+            at: number;
+            /**
+             * @description followed: after one that was lost or refused; refused: no replica took it.
+             *
+             *     * `sampled` - sampled
+             *     * `followed` - followed
+             *     * `refused` - refused
+             */
+            why: components["schemas"]["WhyEnum"];
+            /** @description Log position of placement and configuration. */
+            position: number;
+            formula: number;
+            /** @description Empty if there was none. */
+            replica_id: string;
+            node_id: string;
+            weights: components["schemas"]["RoutingWeights"];
+            request: components["schemas"]["Asked"];
+            num_replicas: number;
+            replicas: components["schemas"]["SeenReplica"][];
+            num_candidates: number;
+            /** @description The best first. */
+            candidates: components["schemas"]["DispatchCandidate"][];
+            num_rejected: number;
+            rejected: components["schemas"]["RejectedReplica"][];
+            sentences: string[];
+            recomputed: components["schemas"]["Recomputed"];
+        };
+        DispatchCandidate: {
+            replica_id: string;
+            node_id: string;
+            /** Format: double */
+            cost: number;
+            /**
+             * Format: double
+             * @description Decides between equal costs.
+             */
+            health: number;
+            terms: components["schemas"]["CostTerms"];
+        };
         /** @description Why is required: what is erased is never read again. */
         ErasureOrderRequest: {
             /** @description Kept in the audit. */
@@ -1939,6 +2046,27 @@ export interface components {
             dry_run: boolean;
             events: components["schemas"]["WouldBeEvent"][];
         };
+        /** @description The choice made again, just now, from what it saw. */
+        Recomputed: {
+            /** @description Bit for bit. */
+            equal: boolean;
+            /** @description False if another formula chose: a difference then proves nothing. */
+            comparable: boolean;
+            differences: components["schemas"]["RecomputedDifference"][];
+        };
+        RecomputedDifference: {
+            /** @description Like outcome.candidates[0].cost. */
+            path: string;
+            stored: unknown | null;
+            recomputed: unknown | null;
+        };
+        RejectedReplica: {
+            replica_id: string;
+            node_id: string;
+            /** @description The rule. */
+            code: string;
+            detail: string;
+        };
         Rejection: {
             node_id: string;
             device_index: number;
@@ -2072,6 +2200,21 @@ export interface components {
             /** Format: double */
             finished_at: number | null;
         };
+        /** @description Kept of a share of requests, of attempts that follow others, and of what no replica took. */
+        RequestDispatch: {
+            request_id: string;
+            outcome: string;
+            /**
+             * Format: double
+             * @description Of requests that are kept, by a hash of their ids.
+             */
+            share: number;
+            /** @description Whether this one is, with that share. */
+            is_sampled: boolean;
+            /** @description False for a tenant: without other replicas, whose load is other tenants'. */
+            is_whole: boolean;
+            dispatches: components["schemas"]["Dispatch"][];
+        };
         /**
          * @description * `running` - running
          *     * `ok` - ok
@@ -2177,6 +2320,77 @@ export interface components {
             results: components["schemas"]["Route"][];
             count: number;
         };
+        Routing: {
+            weights: components["schemas"]["RoutingWeights"];
+            defaults: components["schemas"]["RoutingWeights"];
+        };
+        /** @description What is not said stays as it is. */
+        RoutingOrderRequest: {
+            /** @description Kept in the audit. */
+            reason?: string;
+            /** Format: double */
+            alpha?: number;
+            /** Format: double */
+            beta?: number;
+            /** Format: double */
+            gamma?: number;
+            omega?: number[];
+            /** Format: double */
+            t_safe?: number;
+            /** Format: double */
+            t_max?: number;
+            /** Format: double */
+            stale_s?: number;
+            /** Format: double */
+            prefix?: number;
+            /** Format: double */
+            hop_s?: number;
+        };
+        /** @description Of the cost alpha * latency + beta * utilization + gamma * loading, and of health. */
+        RoutingWeights: {
+            /**
+             * Format: double
+             * @description Per estimated second.
+             */
+            alpha: number;
+            /**
+             * Format: double
+             * @description In seconds, at full utilisation.
+             */
+            beta: number;
+            /**
+             * Format: double
+             * @description Per second of loading.
+             */
+            gamma: number;
+            /** @description Of health: idle, memory, cool, queue; sum 1. */
+            omega: number[];
+            /**
+             * Format: double
+             * @description In Celsius; hotter nodes cost more.
+             */
+            t_safe: number;
+            /**
+             * Format: double
+             * @description In Celsius; from here on a node is ruled out.
+             */
+            t_max: number;
+            /**
+             * Format: double
+             * @description A node not heard for longer is ruled out.
+             */
+            stale_s: number;
+            /**
+             * Format: double
+             * @description How much of what is cached of a prompt is believed: 0 none of it, 1 all.
+             */
+            prefix: number;
+            /**
+             * Format: double
+             * @description Per level in which node's and gateway's zone differ.
+             */
+            hop_s: number;
+        };
         Said: {
             /** @description A message's; or prompt, or tokens. */
             role: string;
@@ -2233,6 +2447,48 @@ export interface components {
         };
         SealingKeys: {
             keys: string[];
+        };
+        /** @description A replica as the gateway knew it when it chose. */
+        SeenReplica: {
+            replica_id: string;
+            node_id: string;
+            state: string;
+            node_status: string;
+            draining: boolean;
+            /**
+             * Format: double
+             * @description Since its node was last heard; null: never.
+             */
+            age_s: number | null;
+            /** Format: double */
+            utilization: number;
+            /** Format: double */
+            temperature_c: number;
+            memory_free_bytes: number;
+            memory_total_bytes: number;
+            num_running: number;
+            num_waiting: number;
+            /** @description What this gateway had in flight there. */
+            num_local: number;
+            /** @description And when its telemetry came. */
+            num_local_then: number;
+            /** @description And what of it was to be prefilled. */
+            num_local_tokens: number;
+            max_batch: number;
+            num_blocks: number;
+            block_size: number;
+            /** Format: double */
+            prefill_tokens_per_s: number;
+            /** Format: double */
+            decode_step_s: number;
+            /** @description Of the prompt, in its prefix cache. */
+            num_cached_tokens: number;
+            resident: boolean;
+            /** Format: double */
+            load_seconds: number;
+            is_held: boolean;
+            /** @description Levels in which its zone is not the gateway's. */
+            zone_hops: number;
         };
         Session: {
             username: string;
@@ -2578,6 +2834,13 @@ export interface components {
             settled: boolean;
             sentences: string[];
         };
+        /**
+         * @description * `sampled` - sampled
+         *     * `followed` - followed
+         *     * `refused` - refused
+         * @enum {string}
+         */
+        WhyEnum: "sampled" | "followed" | "refused";
         WouldBeEvent: {
             type: string;
             data: {
@@ -4230,6 +4493,38 @@ export interface operations {
             };
         };
     };
+    requests_dispatch: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+            };
+            header?: never;
+            path: {
+                request_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RequestDispatch"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     requests_text: {
         parameters: {
             query?: never;
@@ -4530,6 +4825,77 @@ export interface operations {
             cookie?: never;
         };
         requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Receipt"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    routing_weights_retrieve: {
+        parameters: {
+            query?: {
+                /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
+                as_of?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Routing"];
+                };
+            };
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    routing_weights_change: {
+        parameters: {
+            query?: {
+                /** @description Answer with the would-be events and change nothing. */
+                dry_run?: boolean;
+                /** @description Kept in the audit. */
+                reason?: string;
+            };
+            header?: {
+                /** @description The same key with the same body gets the first answer again, for 24 h. */
+                "Idempotency-Key"?: string;
+                /** @description The ETag last seen; 412 with the current one if it has moved on. */
+                "If-Match"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["RoutingOrderRequest"];
+            };
+        };
         responses: {
             200: {
                 headers: {

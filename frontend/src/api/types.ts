@@ -40,7 +40,11 @@ export type RequestRecord = Schemas["Request"];
 export type Checkpoint = Schemas["Checkpoint"];
 export type Verification = Schemas["Verification"];
 export type Usage = Schemas["Usage"];
+export type RoutingWeights = Schemas["RoutingWeights"];
 export type Attempt = Schemas["Attempt"];
+export type RequestDispatch = Schemas["RequestDispatch"];
+export type Dispatch = Schemas["Dispatch"];
+export type DispatchCandidate = Schemas["DispatchCandidate"];
 export type Ticket = Schemas["Ticket"];
 
 export interface Page<T> {

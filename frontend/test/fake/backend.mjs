@@ -116,8 +116,10 @@ export class FakeBackend {
     }
     if (kind === "events") return this.page(this.events(query), query, "after");
     if (kind === "requests" && sub === "attempts") return ok(attemptsOf(found()));
+    if (kind === "requests" && sub === "dispatch") return ok(dispatchOf(found()));
     if (kind === "requests" && id) return ok(found());
     if (kind === "usage" && id === "check") return ok({ last: CHECK });
+    if (kind === "routing") return ok({ weights: { ...WEIGHTS, beta: 2 }, defaults: WEIGHTS });
     if (kind === "retention") return ok({ next: null, previous: null, results: RETENTION });
     if (kind === "usage") return ok(usageOf(query));
     if (kind === "requests") return this.page(this.requests(query), query, "after");
@@ -473,6 +475,55 @@ function attemptsOf({ node_id, replica_id, num_output_tokens, started_at, durati
   return { next: null, previous: null, results };
 }
 
+/** Kept of the requests that the second node served. */
+function dispatchOf({ request_id, outcome, node_id, replica_id, started_at }) {
+  const kept = node_id === "n2";
+  const seen = { request_id, outcome, share: 0.01, is_sampled: kept, is_whole: true };
+  const cost = (latency, utilization) => ({
+    queue_s: latency - 0.3,
+    prefill_s: 0.1,
+    decode_s: 0.2,
+    thermal: 1,
+    distance_s: 0,
+    latency,
+    utilization,
+    loading: 0,
+    cost: latency + utilization,
+  });
+  const candidate = (at, replica, terms) => ({
+    node_id: at,
+    replica_id: replica,
+    cost: terms.cost,
+    health: 0.7,
+    terms,
+  });
+  const hot = { node_id: "n3", replica_id: "smollm2.v1.g3.2", code: "too_hot" };
+  const one = {
+    choice: 0,
+    attempt: 1,
+    at: started_at,
+    why: "sampled",
+    position: 12,
+    formula: 1,
+    replica_id,
+    node_id,
+    weights: WEIGHTS,
+    request: { num_prompt_tokens: 31, max_output_tokens: 256, max_wait_s: 60 },
+    num_replicas: 3,
+    replicas: [],
+    num_candidates: 2,
+    candidates: [
+      candidate(node_id, replica_id, cost(0.3, 0.25)),
+      candidate("n1", "smollm2.v1.g3.1", cost(0.9, 0.25)),
+    ],
+    num_rejected: 1,
+    rejected: [{ ...hot, detail: "83.5 C, the limit is 83 C" }],
+    sentences: [`${replica_id} on ${node_id} was the cheapest of 2 that could take the request.`],
+    recomputed: { equal: true, comparable: true, differences: [] },
+  };
+  return { ...seen, dispatches: kept ? [one] : [] };
+}
+
 const CHECK = {
   at: T0 + 3_000,
   position: 12,
@@ -481,6 +532,18 @@ const CHECK = {
   num_differences: 0,
   differences: [],
   seconds: 0.042,
+};
+
+const WEIGHTS = {
+  alpha: 1,
+  beta: 0.5,
+  gamma: 1,
+  omega: [0.3, 0.3, 0.1, 0.3],
+  t_safe: 75,
+  t_max: 83,
+  stale_s: 6,
+  prefix: 1,
+  hop_s: 0.02,
 };
 
 const RETENTION = [

@@ -334,6 +334,10 @@ class SimulatedEngine:
             waiting_by_class=scheduler.waiting.counts(),
         )
 
+    def prefix_filter(self) -> bytes:
+        """Which prefixes it has cached, see `gpuagent.engine.prefix_filter`."""
+        return self._scheduler.kv.prefix_filter()
+
     def _compute(self, plan: SchedulerOutput, started: float) -> list[RequestOutput]:
         num_decode = sum(1 for work in plan.work if self._is_decode(work))
         num_prefill = plan.num_tokens - num_decode

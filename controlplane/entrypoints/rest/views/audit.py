@@ -11,6 +11,7 @@ from rest_framework.response import Response
 from controlplane.domain.errors import NotFound
 from controlplane.entrypoints.rest import (
     audit_reading,
+    dispatch_reading,
     exporting,
     ledger_reading,
     moments,
@@ -22,6 +23,7 @@ from controlplane.entrypoints.rest.events import visible
 from controlplane.entrypoints.rest.fields import Order, Query
 from controlplane.entrypoints.rest.security import principal_in, require_reach
 from controlplane.entrypoints.rest.serializers import audit as shapes
+from controlplane.entrypoints.rest.serializers.dispatch import RequestDispatchSerializer
 from controlplane.entrypoints.rest.serializers.proof import SignedManifestSerializer
 from controlplane.entrypoints.rest.views.base import ApiView, cursor_page, tenant_filter
 from controlplane.entrypoints.rest.writing import body_of, query_of
@@ -102,6 +104,15 @@ class Attempts(ApiView):
         query_of(request, Query)
         rows = ledger_reading.attempts(request_id, tenant_filter(request))
         return Response({"next": None, "previous": None, "results": rows})
+
+
+class RequestDispatch(ApiView):
+    resource = "request"
+
+    @read("requests_dispatch", RequestDispatchSerializer, shapes.AsOfQuery)
+    def get(self, request: Request, request_id: str) -> Response:
+        as_of = query_of(request, shapes.AsOfQuery).get("as_of")
+        return Response(dispatch_reading.dispatch(request_id, tenant_filter(request), as_of))
 
 
 class AuditExport(ApiView):

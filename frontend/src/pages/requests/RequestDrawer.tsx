@@ -14,6 +14,7 @@ import { Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
 import { armOf, decodeRate } from "./columns";
+import { DispatchSection } from "./Dispatch";
 
 interface RequestDrawerProps {
   requestId: string | undefined;
@@ -36,6 +37,7 @@ function RequestDetail({ request }: { request: RequestRecord }) {
       <Facts items={[...identity(request), ...usage(request), ...price(request, currency)]} />
       <Waterfall request={request} />
       <Attempts requestId={request.request_id} />
+      <DispatchSection requestId={request.request_id} />
     </>
   );
 }

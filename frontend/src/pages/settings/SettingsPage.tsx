@@ -12,12 +12,14 @@ import { Page, Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
 import { RetentionSection } from "./RetentionSection";
+import { RoutingSection } from "./RoutingSection";
 
 export function SettingsPage() {
   const status = useQuery(statusQuery);
   return (
     <Page title="Settings" sub="The health of the control plane, and what can be taken out of it.">
       <Async query={status}>{status.data && <Health status={status.data} />}</Async>
+      <RoutingSection />
       <RetentionSection />
       <Section title="Export">
         <Text size="sm" mb="xs">
