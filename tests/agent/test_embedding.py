@@ -105,7 +105,7 @@ async def test_telemetry_counts_tokens_and_no_blocks(
     await plane.terminal(await embed(plane, (1, 2, 3), (4,)))
     load = await eventually(lambda: (load := plane.load("n1")) and load.prompt_tokens and load)
     assert (load.prompt_tokens, load.generated_tokens, load.num_blocks) == (4, 0, 0)
-    assert load.num_steps == 1 and load.prefill_tokens_per_s > 0
+    assert load.num_steps == 1
     page = agent.get("/metrics")[1]
     assert "engine:prompt_tokens_total{" in page and "engine:kv_cache_usage_perc" in page
 
