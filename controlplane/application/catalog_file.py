@@ -15,6 +15,7 @@ out is removed. A worked example::
         gpu_memory: 1.5GiB            # or bytes; weights, KV cache, swap space, workspace
         quantization: int8            # none, bf16, int8, int8-weight-only, awq-int4
         speculation: ngram            # none, ngram, or draft with draft_model: <source>
+        engine: builtin               # or vllm, on nodes that have it
         replicas: {min: 1, max: 2}    # or min_replicas, max_replicas
         aliases: [small]              # if given, exactly these
         price: {input: "0.15", output: "0.60"}    # per million tokens, as texts
@@ -115,6 +116,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     guaranteed_percent: int = 0
     needs: _Needs = _Needs()
     residency: str = "resident"
+    engine: str = "builtin"
     task: str = "generate"
     max_inputs: int = 2048
     default: bool = False

@@ -22,7 +22,7 @@ from controlplane.domain.placement import PlanInputs, Unplaced
 from controlplane.placement.plan import plan
 from controlplane.placement.snapshot import FailureView, FleetSnapshot, VersionView
 
-OUT_OF_REACH = frozenset({"too_small", "too_few_devices", "wrong_class"})
+OUT_OF_REACH = frozenset({"too_small", "too_few_devices", "wrong_class", "no_engine"})
 NEVER_HEALS = frozenset(
     {
         "checkpoint_mismatch",

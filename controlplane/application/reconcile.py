@@ -162,7 +162,7 @@ def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:
     host = node.host
     where = node.zone, host.cpu_milli, host.memory_bytes, host.fabric
     kept = next((held for owner, held in inputs.host_bytes if owner == node_id), 0)
-    return NodeView(node_id, devices, node.status, node.draining, *where, kept)
+    return NodeView(node_id, devices, node.status, node.draining, *where, kept, host.engines)
 
 
 class Reconciler:

@@ -12,10 +12,10 @@ For request r and a replica on node g (Hanzo GPU Inference, section on routing):
     thermal  1 below 75 C, else 1 - 0.3 * (T - 75) / (T_max - 75): hot nodes are avoided early
     health   w1 (1 - U) + w2 free/total memory + w3 (1 - T/T_max) + w4 / (1 + Q)
 
-Health breaks ties between equal costs; it is not part of the cost, which stays in seconds. A
-The weights are the installation's, set at run time (``domain.routing``). A
-replica that cannot take the request is rejected with a code, never just expensive. One on a
-draining node is rejected while there is any other; it serves alone until its replacement is ready.
+Health breaks ties between equal costs; it is not part of the cost, which stays in seconds. The
+weights are the installation's, set at run time (``domain.routing``). A replica that cannot take the
+request is rejected with a code, never just expensive. One on a draining node is rejected while
+there is any other; it serves alone until its replacement is ready.
 
 Worked example, 100 prompt tokens, 10 output, rate 1000/s, step 20 ms, U = 0.5 on both::
 

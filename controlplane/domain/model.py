@@ -22,6 +22,7 @@ DISAGGREGATIONS = ("none", "prefill-decode")
 MAX_WORDS = 100
 PRIORITIES = ("high", "normal", "best-effort")
 RESIDENCIES = ("resident", "swappable")
+ENGINES = ("builtin", "vllm")
 TASKS = ("generate", "embed")
 MAX_INPUTS = 2048
 
@@ -77,6 +78,7 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     high priority gets whenever it has work, whatever its neighbours want; 0 promises nothing.
     ``residency``: resident (its memory on the device is its own) or swappable (while it is idle,
     others of the device may have it, and its weights wait in the node's memory).
+    ``engine``: builtin, or vllm, which a node has if its agent says so.
     ``task``: generate (chat and completions) or embed, which takes ``max_inputs`` texts in a
     request, each of ``max_prompt_tokens`` at most, and has no use for ``max_output_tokens``.
     """
@@ -104,6 +106,7 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     guaranteed_percent: int = 0
     needs: Needs = Needs()
     residency: str = "resident"
+    engine: str = "builtin"
     task: str = "generate"
     max_inputs: int = MAX_INPUTS
 
@@ -371,6 +374,7 @@ def check_spec(spec: VersionSpec) -> None:
     _one_of(spec.disaggregation, DISAGGREGATIONS, "disaggregation")
     _one_of(spec.priority, PRIORITIES, "priority")
     _one_of(spec.residency, RESIDENCIES, "residency")
+    _one_of(spec.engine, ENGINES, "engine")
     _one_of(spec.task, TASKS, "task")
     _one_of(spec.format, ("safetensors",), "format")
     _one_of(spec.policy, POLICIES, "policy")
@@ -445,17 +449,36 @@ def _check_combination(spec: VersionSpec) -> None:
             "swappable is for one worker on one device",
         ),
         (is_guaranteed and is_alone, "guaranteed_percent", "is for versions that share a process"),
-        *_embedding_rules(spec),
     )
-    for is_broken, param, rule in rules:
+    for is_broken, param, rule in (*rules, *_rules_of_vllm(spec), *_embedding_rules(spec)):
         if is_broken:
             raise Invalid("unsupported_combination", f"{param} {rule}.", param)
+
+
+def _rules_of_vllm(spec: VersionSpec) -> tuple[tuple[bool, str, str], ...]:
+    """What vLLM does otherwise, or not at all: its own queue, cache and process."""
+    if spec.engine != "vllm":
+        return ()
+    only = "with engine: vllm is"
+    return (
+        (spec.source.startswith("simulated://"), "engine", "vllm needs a model with weights"),
+        (spec.quantization not in ("none", "bf16"), "quantization", f"{only} none or bf16"),
+        (spec.kv_cache_dtype != "auto", "kv_cache_dtype", f"{only} auto"),
+        (spec.policy != "continuous", "policy", f"{only} continuous"),
+        (spec.speculation != "none", "speculation", f"{only} none"),
+        (spec.disaggregation != "none", "disaggregation", f"{only} none"),
+        (spec.swap_bytes is not None, "swap_bytes", "is for the built-in engine"),
+        (spec.residency != "resident", "residency", f"{only} resident"),
+        (spec.guaranteed_percent > 0, "guaranteed_percent", "is for the built-in engine"),
+        (spec.tensor_parallel > 1, "tensor_parallel", f"{only} 1"),
+    )
 
 
 def _embedding_rules(spec: VersionSpec) -> tuple[tuple[bool, str, str], ...]:
     """An encoder generates nothing, has no KV cache and stands on one device."""
     is_embed, ordinary = spec.task == "embed", "is for models that generate"
     return (
+        (is_embed and spec.engine != "builtin", "engine", ordinary),
         (is_embed and spec.quantization not in ("none", "bf16"), "quantization", ordinary),
         (is_embed and spec.kv_cache_dtype != "auto", "kv_cache_dtype", ordinary),
         (is_embed and spec.speculation != "none", "speculation", ordinary),

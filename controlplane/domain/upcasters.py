@@ -59,6 +59,15 @@ def _with_residency(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "spec": {**data["spec"], "residency": "resident"}}
 
 
+def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
+    """There was one engine."""
+    return {**data, "spec": {**data["spec"], "engine": "builtin"}}
+
+
+def _with_engines(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "host": {**data["host"], "engines": ["builtin"]}}
+
+
 def _with_task(data: dict[str, Any]) -> dict[str, Any]:
     """Until then every version generated."""
     return {**data, "spec": {**data["spec"], "task": "generate", "max_inputs": 2048}}
@@ -107,8 +116,10 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ModelVersionAdded", 2): _with_guarantee,
     ("ModelVersionAdded", 3): _with_needs,
     ("ModelVersionAdded", 4): _with_residency,
-    ("ModelVersionAdded", 5): _with_task,
+    ("ModelVersionAdded", 5): _with_engine,
+    ("ModelVersionAdded", 6): _with_task,
     ("NodeJoined", 1): _with_interconnect,
+    ("NodeJoined", 2): _with_engines,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
     ("TenantBudgetSet", 1): _budget_of_many,
     # Version 1 did not keep the telemetry that the planner saw.

@@ -68,6 +68,8 @@ class Board:
         self.by_rank = np.zeros((NUM_RANKS, *shape), np.int64)
         self.num_swappable = np.zeros(shape, np.int64)
         self._set_hosts(nodes)
+        shared = set[str].intersection(*(set(one.engines) for one in nodes)) if nodes else set()
+        self.common_engines = frozenset(shared)
         wholes = Counter(map(_whole, self.rows)) if snapshot.keeps_wholes else None
         self.typical = Typical(snapshot.versions, self.kinds, wholes)
         self.any_compute = False
@@ -109,6 +111,10 @@ class Board:
         for row in rows:
             self.alone[row] = self.typical.alone(self.free[row], self.kind[row])
 
+    def has_engine(self, engine: str) -> Array:
+        """``[rows]``."""
+        return np.array([engine in node.engines for node, _ in self.rows], bool)
+
     def is_of_class(self, shape: Shape) -> Array:
         """``[rows, width]``."""
         return np.array([is_of_class(kind, shape.gpu_classes) for kind in self.kinds])[self.kind]
@@ -141,6 +147,7 @@ CODES = (
     "insufficient_host",
     "too_few_free",
     "in_group",
+    "no_engine",
 )
 (
     _FREE,
@@ -153,6 +160,7 @@ CODES = (
     _HOST,
     _FEW_FREE,
     _IN_GROUP,
+    _ENGINE,
 ) = range(len(CODES))
 
 
@@ -233,6 +241,8 @@ def _codes(board: Board, shape: Shape, rows: Any) -> Array:
         code[board.room[rows] < shape.shard_bytes] = _SMALL
     if shape.num_devices > 1:
         code[board.row_sizes[rows] < shape.num_devices] = _FEW
+    if shape.engine not in board.common_engines:
+        code[~board.has_engine(shape.engine)[rows]] = _ENGINE
     if shape.gpu_classes:
         code[~board.is_of_class(shape)[rows]] = _CLASS
     if board.any_closed:

@@ -17,6 +17,7 @@ SENTENCES = {
     "node_suspect": "not heard lately",
     "node_draining": "draining",
     "wrong_class": "of another kind",
+    "no_engine": "on a node without its engine",
     "too_few_devices": "with too few devices on one link",
     "too_few_free": "without enough free ones beside it",
     "in_group": "compared as part of a group",

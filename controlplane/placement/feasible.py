@@ -268,6 +268,8 @@ def _unusable(fleet: Fleet, slot: Slot, version: VersionView) -> tuple[str, str]
     if not is_of_class(slot.device, shape.gpu_classes):
         name = slot.device.name or slot.device.kind
         return "wrong_class", f"needs {' or '.join(shape.gpu_classes)}, the device is {name!r}"
+    if shape.engine not in slot.node.engines:
+        return "no_engine", f"needs {shape.engine}, the node has {', '.join(slot.node.engines)}"
     if len(fleet.board.rows[slot.cell // fleet.board.width][1]) < shape.num_devices:
         return "too_few_devices", f"needs {shape.num_devices} devices on one link"
     if shape.shard_bytes > slot.room_bytes:

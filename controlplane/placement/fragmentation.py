@@ -69,7 +69,7 @@ class Typical:
     ) -> None:
         wanted: Counter[Shape] = Counter()
         for version in versions:
-            shape = version.shape._replace(guaranteed=0, compute=0)
+            shape = version.shape._replace(guaranteed=0, compute=0, engine="builtin")
             wanted[shape] += max(1, version.num_replicas)
         simple = {one: n for one, n in wanted.items() if _is_simple(one)}
         others = _merged({one: n for one, n in wanted.items() if not _is_simple(one)})

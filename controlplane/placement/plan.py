@@ -46,9 +46,10 @@ from controlplane.placement.reconcile import Difference, difference, over_capaci
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 from controlplane.placement.survey import Survey, survey
 
-PLANNER = 4  # stored with each decision; one more whenever rules or weights change
+PLANNER = 5  # stored with each decision; one more whenever rules or weights change
 PLANNERS_WITHOUT_WHOLES = frozenset({2, 3})
-REPLAYED = PLANNERS_WITHOUT_WHOLES | {PLANNER}  # and 2 knew nothing that is swappable or measured
+# 2 knew nothing that is swappable or measured, 4 nothing of other engines
+REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, PLANNER}
 HELPFUL_CODES = (
     "backoff",
     "anti_affinity",
@@ -60,6 +61,7 @@ HELPFUL_CODES = (
     "too_small",
     "too_few_devices",
     "wrong_class",
+    "no_engine",
 )
 
 

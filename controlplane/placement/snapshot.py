@@ -40,7 +40,7 @@ class DeviceView:
 class NodeView:
     """``status``: ready | suspect | lost, as the log has it. ``cpu_milli`` and ``host_memory`` of 0
     are not known and bound nothing; ``fabric``: the network (InfiniBand) that joins nodes.
-    ``host_bytes`` it keeps for what is swapped out of its devices."""
+    ``host_bytes`` it keeps for what is swapped out of its devices, ``engines`` load models."""
 
     node_id: NodeId
     devices: tuple[DeviceView, ...]
@@ -51,6 +51,7 @@ class NodeView:
     host_memory: int = 0
     fabric: str = ""
     host_bytes: int = 0
+    engines: tuple[str, ...] = ("builtin",)
 
 
 class Shape(NamedTuple):
@@ -64,6 +65,7 @@ class Shape(NamedTuple):
     cpu_milli: int
     host_memory: int
     gpu_classes: tuple[str, ...]
+    engine: str = "builtin"
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class VersionView:
             needs.cpu_milli,
             needs.host_memory,
             needs.gpu_classes,
+            spec.engine,
         )
 
 

@@ -27,6 +27,7 @@ SMALL_FLEET = 16  # devices
 MAX_CANDIDATES = 16  # stored with a start on a small fleet, so that an event stays small,
 FEW_CANDIDATES = 4  # and on a larger one,
 FEW_REJECTIONS = 2  # where this many of each code are kept
+LASTING = "closed", "wrong_class", "no_engine", "too_few_devices", "too_small"
 _CODE = {code: index for index, code in enumerate(CODES)}
 _FREE = _CODE[""]
 _BACKOFF, _HERE, _APART = (len(CODES) + index for index in range(3))
@@ -148,7 +149,7 @@ def _overlaid(code: Array, barred: dict[int, int]) -> Array:
     """The codes with those of ``barred``: a failure comes before all but a closed node, company
     before what is full (see ``feasible``)."""
     code = code.copy()
-    lasting = (_CODE["closed"], _CODE["wrong_class"], _CODE["too_few_devices"], _CODE["too_small"])
+    lasting = tuple(_CODE[one] for one in LASTING)
     for cell, reason in barred.items():
         weightier = lasting[:1] if reason == _BACKOFF else lasting
         if code[cell] not in weightier:

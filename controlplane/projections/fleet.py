@@ -294,7 +294,7 @@ def _state(rows: Rows, replica: Replica) -> str:
 
 PROJECTION = Projection(
     "fleet",
-    4,
+    5,
     (Node, Replica, LoadFailure),
     {
         domain.NodeJoined: _joined,

@@ -89,6 +89,7 @@ test("the open node is in the URL, and a link to it opens it", async () => {
   await open("/fleet?node=n2");
   const drawer = await dialog("Node n2");
   within(drawer).getByText("rack-b");
+  within(drawer).getByText("builtin");
   within(drawer).getByRole("table", { name: "Replicas on this node" });
 });
 

@@ -51,6 +51,16 @@ test("a draft model is asked for with draft speculation only, and sent with it",
   expect(added.disaggregation).toBe("none");
 });
 
+test("the engine is chosen, sent, and shown with the version", async () => {
+  const { backend } = await open("/models/smollm2?add=true");
+  const box = await dialog("Add version to smollm2");
+  fireEvent.click(within(box).getByRole("combobox", { name: "Engine" }));
+  fireEvent.click(await screen.findByRole("option", { name: "vllm", hidden: true }));
+  press("Add version", box);
+  await screen.findByText("smollm2@v3 is added; it is placed next");
+  expect(backend.state.models[0].versions.at(-1).engine).toBe("vllm");
+});
+
 test("an embedding model is asked for nothing that only generation has", async () => {
   const { backend } = await open("/models/smollm2?add=true");
   const box = await dialog("Add version to smollm2");

@@ -1,7 +1,9 @@
 """The agent's settings: environment variables named ``ENGINE_AGENT_*``, overridden by options."""
 
 import argparse
+import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gpuagent.agent.devices import parse_bytes
+from gpuagent.wire.messages import BUILTIN, VLLM
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -52,6 +55,15 @@ class AgentSettings(BaseSettings):
         "auto", description="Kept free on each device; auto: 2 GiB on a GPU, nothing on a CPU."
     )
     max_queue: int = Field(1024, ge=1, description="Unfinished generations of one replica.")
+    vllm_python: Path | None = Field(
+        None, description="Python of a virtual environment with vLLM; none: no such engine."
+    )
+    vllm_options: str = Field(
+        "auto", description="More options of its server; auto: --enforce-eager on a CPU."
+    )
+    engine_start_seconds: float = Field(
+        600.0, gt=0, description="How long vLLM may take until it answers."
+    )
 
     @field_validator("node_id")
     @classmethod
@@ -74,6 +86,16 @@ class AgentSettings(BaseSettings):
     def reserved_bytes(self, kind: str) -> int:
         """What is kept free on a device of that kind."""
         return self._bytes("reserved_memory", GPU_RESERVE_BYTES if kind == "cuda" else 0)
+
+    def engines(self) -> tuple[str, ...]:
+        """What versions may ask for here."""
+        return (BUILTIN, VLLM) if self.vllm_python else (BUILTIN,)
+
+    def options_of_vllm(self, kind: str) -> tuple[str, ...]:
+        """Words for its command line on a device of that kind; compiling takes a CPU minutes."""
+        if self.vllm_options == "auto":
+            return ("--enforce-eager",) if kind == "cpu" else ()
+        return tuple(shlex.split(self.vllm_options))
 
     def _bytes(self, name: str, default: int) -> int:
         text = getattr(self, name)
@@ -112,6 +134,8 @@ def read_settings(arguments: Sequence[str]) -> AgentSettings:
             f"--creds: there is no file {settings.creds}; "
             "'manage.py node_credentials NODE' on the control plane writes one and prints its path"
         )
+    if settings.vllm_python and not os.access(settings.vllm_python, os.X_OK):
+        parser.error(f"--vllm-python: {settings.vllm_python} is no program that can be run")
     return settings
 
 

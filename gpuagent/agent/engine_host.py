@@ -1,7 +1,8 @@
 """The engine workers of this node: started, spoken to, watched, ended.
 
 One worker process per device hosts all replicas with ``isolation: shared``; a ``dedicated``
-replica has a worker of its own. A worker starts with its first replica and ends with its last.
+replica, and one on another engine than the built-in, has a worker of its own. A worker starts with
+its first replica and ends with its last.
 
     worker "0"             replicas a, b     (shared, device 0)
     worker "0/c"           replica c         (dedicated, device 0)
@@ -25,7 +26,7 @@ import structlog
 from gpuagent.agent import arena, ipc
 from gpuagent.agent.pairs import DECODE, PREFILL, ROLES, Orders, Pair
 from gpuagent.agent.worker_process import WorkerProcess, describe_exit, start
-from gpuagent.wire.messages import Device, Generate, ReplicaSpec
+from gpuagent.wire.messages import BUILTIN, Device, Generate, ReplicaSpec
 
 log = structlog.get_logger("gpuagent.engine_host")
 
@@ -58,7 +59,7 @@ class EngineHost:
         if spec.disaggregation != "none":
             await self._load_pair(spec)
             return
-        dedicated = spec.isolation == "dedicated"
+        dedicated = spec.isolation == "dedicated" or spec.engine != BUILTIN
         key = f"{spec.device_index}/{spec.replica_id}" if dedicated else str(spec.device_index)
         worker = self.workers.get(key)
         if worker is None:
@@ -89,6 +90,7 @@ class EngineHost:
             self._order_load(worker, spec)
 
     def _order_load(self, worker: WorkerProcess, spec: ReplicaSpec) -> None:
+        worker.has_children = spec.engine != BUILTIN
         worker.replicas.add(spec.replica_id)
         worker.loading.add(spec.replica_id)
         worker.expected.discard(spec.replica_id)
@@ -211,8 +213,9 @@ class EngineHost:
             worker.progress_at = time.monotonic()
 
     def pids(self, device_index: int) -> list[int]:
-        """Processes that use a device's memory."""
-        return [w.process.pid for w in self.workers.values() if w.device.index == device_index]
+        """Processes that use a device's memory, those of other engines included."""
+        workers = [w for w in self.workers.values() if w.device.index == device_index]
+        return [pid for worker in workers for pid in worker.pids()]
 
     def kill_all(self) -> None:
         """End every worker at once."""

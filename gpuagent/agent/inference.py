@@ -327,7 +327,10 @@ class Inference:
                 continue
             if delta.index != len(generation.token_ids):
                 delta = self._corrupt(generation)
+            num_cached = generation.num_cached_tokens
             generation.record(delta)
+            if generation.served:  # some engines know only at the end
+                generation.served.cached_tokens += generation.num_cached_tokens - num_cached
             if generation.served and (delta.token_ids or delta.embeddings):
                 _observe(generation, generation.served, delta, now)
             by_gateway.setdefault(generation.gateway, []).append(delta)
@@ -453,7 +456,6 @@ def _observe(generation: Generation, served: Served, delta: Delta, now: float) -
         if delta.token_ids:
             served.first_token.observe(now - generation.started_at)
         served.prompt_tokens += delta.num_prompt_tokens
-        served.cached_tokens += delta.num_cached_tokens
     served.generated_tokens += len(delta.token_ids)
     generation.last_at = now
 

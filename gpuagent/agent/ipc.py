@@ -34,7 +34,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     """What a worker knows from its start.
 
     ``role`` is both, or what it does of a replica on two workers: prefill | decode; then ``arena``
-    is the descriptor of the memory that they share.
+    is the descriptor of the memory that they share. The rest is for vLLM: the Python that has it
+    ("": none), options of its server, and how long it may take to start and be silent at work.
     """
 
     device: Device
@@ -43,6 +44,10 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     file_roots: tuple[str, ...] = ()
     role: str = "both"
     arena: int = -1
+    vllm_python: str = ""
+    vllm_options: tuple[str, ...] = ()
+    start_seconds: float = 600.0
+    stall_seconds: float = 30.0
 
 
 class Ipc(msgspec.Struct, frozen=True, array_like=True):

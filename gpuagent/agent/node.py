@@ -325,4 +325,8 @@ class Node:
             threads=self._threads,
             model_cache=str(self.settings.model_cache),
             file_roots=tuple(map(str, self.settings.allowed_file_roots())),
+            vllm_python=str(self.settings.vllm_python or ""),
+            vllm_options=self.settings.options_of_vllm(device.kind),
+            start_seconds=self.settings.engine_start_seconds,
+            stall_seconds=self.settings.watchdog_seconds,
         )

@@ -43,6 +43,7 @@ class Reports:
             cpu_milli=1000 * (os.cpu_count() or 0),
             host_memory=int(psutil.virtual_memory().total),
             fabric=node.settings.fabric,
+            engines=node.settings.engines(),
         )
 
     def telemetry(self) -> Telemetry:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from gpuagent.agent.engine_host import EngineHost
 from gpuagent.agent.replicas import Replica, ReplicaTable
 from gpuagent.agent.residency import HOST, RESIDENT, STORAGE, Candidate, Moves, decide
-from gpuagent.wire.messages import DesiredState, Generate
+from gpuagent.wire.messages import BUILTIN, DesiredState, Generate
 
 GUESSED_S = {HOST: 0.05, STORAGE: 10.0}  # until a replica's own way in has been measured
 
@@ -167,7 +167,7 @@ class Tiers:
             used_at=replica.used_at,
             resident_since=replica.resident_since,
             warm_rank=self._warm.get(replica_id),
-            can_park=not self._host.is_pair(replica_id),
+            can_park=replica.spec.engine == BUILTIN and not self._host.is_pair(replica_id),
             stays=self._intended.get(replica_id) == "resident",
             prepares=self._intended.get(replica_id) == "warm" and replica.loaded is None,
         )

@@ -51,6 +51,7 @@ PR_SET_PDEATHSIG = 1
 STATS_INTERVAL_S = 0.2
 FILTER_INTERVAL_S = 1.0
 LOADING_SIGN_OF_LIFE_S = 5.0
+ELSEWHERE = "vllm"  # the executor whose steps are taken by another process
 
 
 @dataclass
@@ -66,22 +67,32 @@ class _Replica:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     decode_steps: int = 0
+    waited_seconds: float = 0.0
     prefix_filter: bytes = b""
     filter_due: float = 0.0
 
     def step(self) -> list[Delta]:
         """One engine step, measured; the deltas it produced."""
-        before = self.model.engine.stats().num_prefill_tokens
+        before = self.model.engine.stats()
         started = time.monotonic()
         outputs = self.model.engine.step()
         seconds = time.monotonic() - started
         self.busy_seconds += seconds
-        if self.model.engine.stats().num_prefill_tokens > before:
+        self._measure(before, self.model.engine.stats(), seconds)
+        return self.deltas(outputs, started)
+
+    def _measure(self, before: EngineStats, after: EngineStats, seconds: float) -> None:
+        """What was a wait for another process's step is a part of that step."""
+        seconds += self.waited_seconds
+        if after.executor == ELSEWHERE and after.num_steps == before.num_steps:
+            self.waited_seconds = seconds
+            return
+        self.waited_seconds = 0.0
+        if after.num_prefill_tokens > before.num_prefill_tokens:
             self.prefill_seconds += seconds
         else:
             self.decode_seconds += seconds
             self.decode_steps += 1
-        return self.deltas(outputs, started)
 
     def deltas(self, outputs: list[RequestOutput], started: float) -> list[Delta]:
         """What a step that began at ``started`` has to say, or a flush."""
@@ -192,6 +203,7 @@ class Worker:
         self._poll.register(self._wake, select.POLLIN)
         self._stats_due = 0.0
         self._stopping = False
+        self._watched: dict[int, _Replica] = {}  # by descriptor that tells of a process's end
         self._exchange = Exchange(config.arena, end.send) if config.arena >= 0 else None
 
     def run(self) -> None:
@@ -230,7 +242,9 @@ class Worker:
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 self._collect()
-            else:
+            elif replica := self._watched.get(descriptor):
+                self._fail(replica, ChildProcessError(replica.model.describe_end()))
+            elif descriptor == self._end.fileno():
                 for message in self._end.receive():
                     self._handle(message)
         if not ready and timeout:
@@ -324,6 +338,10 @@ class Worker:
         """Gone with its engine: its turn and its part of the pool are the others'."""
         del self._replicas[replica.replica_id]
         self._turns.leave(replica.replica_id)
+        if self._watched.pop(replica.model.pidfd, None):
+            self._poll.unregister(replica.model.pidfd)
+            os.close(replica.model.pidfd)
+        replica.model.close()
         if lease := _lease(replica.model):
             self._kv.leave(lease)
 
@@ -385,6 +403,8 @@ class Worker:
     def _finish_load(self, done: "_LoadDone") -> None:
         load = self._loads.pop(done.replica_id)
         if load.unwanted:
+            if isinstance(done.result, LoadedModel):
+                done.result.close()
             self._end.send(ipc.Unloaded(done.replica_id))
         elif isinstance(done.result, LoadError):
             failure = done.result
@@ -394,6 +414,9 @@ class Worker:
             self._replicas[done.replica_id] = replica
             if lease := _lease(done.result):
                 self._kv.join(lease)
+            if done.result.pidfd >= 0:
+                self._watched[done.result.pidfd] = replica
+                self._poll.register(done.result.pidfd, select.POLLIN)
             self._join(replica)
             self._end.send(_loaded(done.replica_id, done.result, done.seconds))
             self._send_stats()
@@ -440,13 +463,17 @@ def _load(
 
 
 def open_model(spec: ReplicaSpec, config: ipc.WorkerConfig, progress: Progress) -> LoadedModel:
-    """Load a replica with the backend its source names; raises LoadError."""
+    """Load a replica with the backend its source and engine name; raises LoadError."""
     if spec.source.startswith("simulated://"):
         from gpuagent.agent.backends import simulated, simulated_embedding
 
         if spec.task == "embed":
             return simulated_embedding.load(spec, progress)
         return simulated.load_simulated(spec, progress, config.role)
+    if spec.engine == "vllm":
+        from gpuagent.agent.backends.vllm import load_vllm
+
+        return load_vllm(spec, config, progress)
     from gpuagent.agent.backends.torch import load_torch  # seconds of import: only where needed
 
     return load_torch(spec, config, progress)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
+import psutil
 
 from gpuagent.agent import ipc
 from gpuagent.wire.messages import Device
@@ -34,7 +35,17 @@ class WorkerProcess:
     expected: set[str] = field(default_factory=set)  # unloaded, and to be loaded again on demand
     progress_at: float = 0.0
     role: str = "both"
+    has_children: bool = False
     reader: asyncio.Task[None] | None = None
+
+    def pids(self) -> list[int]:
+        """The worker and, where its engine runs in processes of its own, those."""
+        pids = [self.process.pid]
+        if self.has_children:
+            with suppress(psutil.Error):
+                children = psutil.Process(self.process.pid).children(recursive=True)
+                pids += [child.pid for child in children]
+        return pids
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Signal the worker's whole process group."""

@@ -47,7 +47,8 @@ from gpuagent.engine.request import (
     TokenLogprob,
     check_generates,
 )
-from gpuagent.engine.sampler import Sample, SamplingRow, check_sampling, sample
+from gpuagent.engine.sampler import Sample, SamplingRow, sample
+from gpuagent.engine.sampling_checks import check_sampling
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from gpuagent.engine.shared_pool import Lease
 from gpuagent.engine.speculation import SpeculationCounters

@@ -12,6 +12,7 @@ messages needs only the last. Example: generation 7 says ``replicas=[a, b]``; an
 import msgspec
 
 WIRE_VERSION = 1
+BUILTIN, VLLM = "builtin", "vllm"  # engines
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,6 +30,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     ``memory_bytes`` holds all of it, a draft model and ``swap_bytes`` (None: the node chooses)
     included. ``speculation`` is none | ngram | draft, ``disaggregation`` none | prefill-decode.
     ``guaranteed_percent`` is of the device's time, whatever the replicas beside it want.
+    ``engine`` is builtin | vllm, which a node has if it says so (``ObservedState.engines``).
     ``task`` is generate | embed: what it serves.
     """
 
@@ -54,6 +56,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     swap_bytes: int | None = None
     disaggregation: str = "none"
     guaranteed_percent: int = 0
+    engine: str = BUILTIN
     task: str = "generate"
 
 
@@ -128,7 +131,7 @@ class ObservedState(Message, frozen=True, kw_only=True):
     """What the node really runs; ``acked_*`` is the newest desired state it has accepted.
 
     ``cpu_milli`` and ``host_memory`` are the node's own, 0 if not told; ``fabric`` names the
-    network that joins its devices to other nodes'.
+    network that joins its devices to other nodes'. ``engines`` are those that it can load.
     """
 
     node_id: str
@@ -144,6 +147,7 @@ class ObservedState(Message, frozen=True, kw_only=True):
     cpu_milli: int = 0
     host_memory: int = 0
     fabric: str = ""
+    engines: tuple[str, ...] = (BUILTIN,)
 
 
 # --- telemetry: node -> everyone, core NATS, every 2 s (it is the heartbeat) -------------------

@@ -70,6 +70,7 @@ def test_how_a_versions_engine_works_reaches_the_node() -> None:
         "swap_bytes": 77,
         "disaggregation": "prefill-decode",
         "guaranteed_percent": 40,
+        "engine": "vllm",
     }
     sent = replace(SPEC, **chosen)
     (wire,) = desired_to_wire(desired(1, 1, replace(REPLICA, spec=sent)), "c").replicas
@@ -106,6 +107,14 @@ def test_an_engines_figures_and_warnings_reach_the_control_plane() -> None:
     )
     (report,) = node_report(encode(state), "n1").replicas
     assert (report.code, report.detail) == ("slow_bf16", "bf16 is slow here")
+
+
+def test_the_engines_of_a_node_are_those_that_both_sides_know() -> None:
+    """An older agent says nothing and has the built-in one; a newer one may have others."""
+    state = ObservedState(node_id="n1", boot_id="b", acked_epoch=1, acked_generation=1)
+    assert node_report(encode(state), "n1").host.engines == ("builtin",)
+    newer = replace(state, engines=("vllm", "tomorrows", "builtin"))
+    assert node_report(encode(newer), "n1").host.engines == ("builtin", "vllm")
 
 
 async def test_an_older_state_never_replaces_a_newer_one(nats: NatsServer) -> None:  # noqa: F811

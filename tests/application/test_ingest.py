@@ -1,5 +1,7 @@
 """What follows from reports and from silence: each fact once, none from the dead."""
 
+from msgspec.structs import replace
+
 from controlplane.adapters.clock import ManualClock
 from controlplane.adapters.memory import MemoryEventStore
 from controlplane.application.fleet import FleetLoads, NodeLoad, NodeReport, ReplicaReport
@@ -97,6 +99,14 @@ def test_a_restarted_node_is_believed_once_its_own_boot_reports() -> None:
 def test_other_devices_are_a_new_join() -> None:
     bigger = (DeviceInfo(0, "cpu", "cpu", 8192),)
     assert names(conclude("n1", joined(), heard(devices=bigger), 1.0)) == ["NodeJoined"]
+
+
+def test_another_engine_is_a_new_join() -> None:
+    """An agent restarted with vLLM has another boot id as well; what it has is in the log."""
+    said = heard()
+    more = replace(said.report, host=nodes.HostInfo(engines=("builtin", "vllm")))
+    (event,) = conclude("n1", joined(), Heard(0.0, load(), more), 1.0)[:1]
+    assert isinstance(event, nodes.NodeJoined) and event.host.engines == ("builtin", "vllm")
 
 
 class World:

@@ -45,6 +45,7 @@ PRICE = Price(150_000, 75_000, 600_000)
 GUARANTEED = {"priority": "high", "guaranteed_percent": 40}
 EMBED = {"task": "embed", "speculation": "none", "draft_model": "", "swap_bytes": None}
 NGRAM = {"speculation": "ngram", "draft_model": ""}
+VLLM = {"engine": "vllm", "speculation": "none", "draft_model": "", "swap_bytes": None}
 RETIRED = ModelVersionRetired(M, "v1", 4.0)
 
 
@@ -113,6 +114,17 @@ def test_a_version_is_added_once_and_never_changed() -> None:
             "unsupported_combination",
         ),
         ({**GUARANTEED, "disaggregation": "prefill-decode"}, "unsupported_combination"),
+        ({"engine": "sglang"}, "invalid_choice"),
+        ({**VLLM, "source": "simulated://x"}, "unsupported_combination"),
+        ({**VLLM, "quantization": "int8"}, "unsupported_combination"),
+        ({**VLLM, "kv_cache_dtype": "int8"}, "unsupported_combination"),
+        ({**VLLM, "policy": "static"}, "unsupported_combination"),
+        ({**VLLM, "speculation": "ngram"}, "unsupported_combination"),
+        ({**VLLM, "disaggregation": "prefill-decode"}, "unsupported_combination"),
+        ({**VLLM, "swap_bytes": 1 << 20}, "unsupported_combination"),
+        ({**VLLM, "residency": "swappable"}, "unsupported_combination"),
+        ({**VLLM, **GUARANTEED}, "unsupported_combination"),
+        ({**VLLM, "tensor_parallel": 2}, "unsupported_combination"),
         ({"swap_bytes": -1}, "out_of_range"),
         ({"swap_bytes": SPEC.gpu_memory}, "out_of_range"),
         ({"colocation": Colocation(isolation="air-gapped")}, "invalid_choice"),

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,15 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 
 @pytest.fixture
 def second_node(product: Product) -> Iterator[subprocess.Popen[bytes]]:
+    with joining(product, "node-2") as agent:
+        yield agent
+
+
+@contextmanager
+def joining(product: Product, node_id: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     """An agent that joins by hand, as on another machine: issued credentials and one command."""
     issued = subprocess.run(
-        [sys.executable, "manage.py", "node_credentials", "node-2"],
+        [sys.executable, "manage.py", "node_credentials", node_id],
         cwd=ROOT,
         env=environment(product.data_dir),
         capture_output=True,
@@ -42,14 +49,15 @@ def second_node(product: Product) -> Iterator[subprocess.Popen[bytes]]:
     )
     nats_url = f"nats://127.0.0.1:{product.port('nats')}"
     options = {
-        "--node-id": "node-2",
+        "--node-id": node_id,
         "--nats-url": nats_url,
         "--creds": issued.stdout.strip(),
         "--devices": DEVICES,
-        "--state-dir": str(product.data_dir / "agents" / "node-2"),
+        "--state-dir": str(product.data_dir / "agents" / node_id),
         "--model-cache": str(MODEL_CACHE),
+        **{f"--{name.replace('_', '-')}": value for name, value in more.items()},
     }
-    with (product.data_dir / "logs" / "node-2.log").open("ab") as log:
+    with (product.data_dir / "logs" / f"{node_id}.log").open("ab") as log:
         agent = subprocess.Popen(
             [
                 sys.executable,

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuagent.engine.request import RequestRejected, SamplingParams
-from gpuagent.engine.sampler import SamplingRow, check_sampling, sample
+from gpuagent.engine.sampler import SamplingRow, sample
+from gpuagent.engine.sampling_checks import check_sampling
 
 VOCAB = 50
 

@@ -28,7 +28,7 @@ def node(name: str, *gigabytes: float, status: str = "ready", draining: bool = F
 
 def version(name: str, gigabytes: float, replicas: int = 1, priority: str = "normal",
             colocation: Colocation = Colocation(), tensor_parallel: int = 1,  # noqa: B008
-            guaranteed: int = 0) -> VersionView:  # fmt: skip
+            guaranteed: int = 0, engine: str = "builtin") -> VersionView:  # fmt: skip
     spec = VersionSpec(
         version="v1",
         source="simulated://m",
@@ -39,6 +39,7 @@ def version(name: str, gigabytes: float, replicas: int = 1, priority: str = "nor
         colocation=colocation,
         tensor_parallel=tensor_parallel,
         guaranteed_percent=guaranteed,
+        engine=engine,
     )
     return VersionView(VersionId(f"{name}@v1"), spec, replicas)
 
@@ -86,6 +87,7 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
             draw(st.sampled_from(["ready"] * 6 + ["suspect", "lost"])),
             draw(st.sampled_from([False] * 5 + [True])),
             draw(st.sampled_from(["a", "b"])),
+            engines=draw(st.sampled_from([("builtin",), ("builtin", "vllm")])),
         )
         for i in range(draw(st.integers(0, 4)))
     ]  # fmt: skip
@@ -97,6 +99,7 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
             draw(st.sampled_from(["high", "normal", "best-effort"])),
             Colocation(draw(LABELS), draw(LABELS), draw(LABELS)),
             draw(st.sampled_from([1, 1, 1, 2])),
+            engine=draw(st.sampled_from(["builtin", "builtin", "vllm"])),
         )
         for i in range(draw(st.integers(1, 8)))
     ]

@@ -208,6 +208,8 @@ def test_a_gap_means_that_nothing_would_have_fitted(snapshot: FleetSnapshot) -> 
         for node in snapshot.nodes:
             if node.status != "ready" or node.draining or (node.node_id, gap.version_id) in failing:
                 continue
+            if wanted.spec.engine not in node.engines:
+                continue
             for device in node.devices:
                 there = residents[node.node_id, device.index]
                 stay = [(v, s) for v, s in there if v.rank <= wanted.rank]

@@ -151,6 +151,23 @@ def test_how_a_versions_engine_works_is_said_in_the_file_and_shown_by_the_api(ad
     assert apply(admin, admin.get("apply/").content.decode()).json()["changed"] == 0
 
 
+def test_the_engine_is_said_in_the_file_and_shown_by_the_api(admin: Api) -> None:
+    """One that does not say has the built-in one, and its export does not mention it."""
+    own = "models:\n  - {name: own, source: file:///m, gpu_memory: 2GiB}\n"
+    other = own.replace("own", "other").replace("2GiB", "2GiB, engine: vllm, quantization: bf16")
+    files = own, other
+    for text in files:
+        at = position_of(apply(admin, text))
+    for name, engine in (("own", "builtin"), ("other", "vllm")):
+        (version,) = admin.get(f"models/{name}/?min_position={at}").json()["versions"]
+        assert version["engine"] == engine
+    exported = admin.get("apply/").content.decode()
+    assert exported.count("engine:") == 1
+    assert apply(admin, exported).json()["changed"] == 0
+    answer = apply(admin, files[1].replace("other", "third").replace("bf16", "int8"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "unsupported_combination")
+
+
 def test_a_guarantee_is_said_in_the_file_and_shown_by_the_api(admin: Api) -> None:
     at = position_of(apply(admin, GUARANTEED))
     (version,) = admin.get(f"models/important/?min_position={at}").json()["versions"]

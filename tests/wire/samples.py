@@ -36,6 +36,7 @@ REPLICA = messages.ReplicaSpec(
     swap_bytes=64 << 20,
     disaggregation="prefill-decode",
     guaranteed_percent=40,
+    engine="vllm",
     task="embed",
 )
 DEVICE = messages.Device(
@@ -173,6 +174,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         cpu_milli=96_000,
         host_memory=768 << 30,
         fabric="ib-east",
+        engines=("builtin", "vllm"),
     ),
     DEVICE_LOAD,
     REPLICA_LOAD,

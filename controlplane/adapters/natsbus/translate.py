@@ -16,6 +16,7 @@ from controlplane.application.fleet import (
     ReplicaLoad,
     ReplicaReport,
 )
+from controlplane.domain.model import ENGINES
 from controlplane.domain.node import DeviceInfo, HostInfo
 from gpuagent.wire import messages as wire
 from gpuagent.wire.codec import decode
@@ -66,6 +67,7 @@ def _replica_to_wire(replica: DesiredReplica) -> wire.ReplicaSpec:
         swap_bytes=spec.swap_bytes,
         disaggregation=spec.disaggregation,
         guaranteed_percent=spec.guaranteed_percent,
+        engine=spec.engine,
         task=spec.task,
     )
 
@@ -84,8 +86,13 @@ def node_report(payload: bytes, node_id: str) -> NodeReport:
         state.zone,
         tuple(_device(device) for device in state.devices),
         tuple(_replica_report(replica) for replica in state.replicas),
-        HostInfo(state.cpu_milli, state.host_memory, state.fabric),
+        HostInfo(state.cpu_milli, state.host_memory, state.fabric, _engines(state.engines)),
     )
+
+
+def _engines(said: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that this release knows, in its own order: a newer agent's others ask for nothing."""
+    return tuple(one for one in ENGINES if one in said)
 
 
 def _device(device: wire.Device) -> DeviceInfo:

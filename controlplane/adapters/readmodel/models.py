@@ -77,6 +77,7 @@ class Version(models.Model):
     guaranteed_percent = models.IntegerField()
     needs = models.JSONField(default=dict)
     residency = models.TextField(default="resident")
+    engine = models.TextField(default="builtin")
     task = models.TextField(default="generate")
     max_inputs = models.IntegerField(default=2048)
     created_at = models.FloatField()

@@ -1476,6 +1476,12 @@ export interface components {
             health: number;
             terms: components["schemas"]["CostTerms"];
         };
+        /**
+         * @description * `builtin` - builtin
+         *     * `vllm` - vllm
+         * @enum {string}
+         */
+        EngineEnum: "builtin" | "vllm";
         /** @description Why is required: what is erased is never read again. */
         ErasureOrderRequest: {
             /** @description Kept in the audit. */
@@ -1599,6 +1605,8 @@ export interface components {
             memory_bytes: number;
             /** @description The network that joins its devices to other nodes'. */
             fabric: string;
+            /** @description What its agent can run models with. */
+            engines: string[];
         };
         /** @description RFC 6962 audit path: from ``SHA-256(0x00 || record)`` to the root. */
         Inclusion: {
@@ -2749,6 +2757,13 @@ export interface components {
              */
             residency: components["schemas"]["ResidencyEnum"];
             /**
+             * @description What runs it; only nodes whose agents have it are considered.
+             *
+             *     * `builtin` - builtin
+             *     * `vllm` - vllm
+             */
+            engine: components["schemas"]["EngineEnum"];
+            /**
              * @description What it serves: text, or embeddings.
              *
              *     * `generate` - generate
@@ -2796,6 +2811,8 @@ export interface components {
             needs?: components["schemas"]["NeedsRequest"];
             /** @description resident, or swappable below priority high. */
             residency?: string;
+            /** @description builtin, or vllm on nodes that have it. */
+            engine?: string;
             /** @description generate, or embed. */
             task?: string;
             /** @description Texts to embed in one request, up to 2048. */

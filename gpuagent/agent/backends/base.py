@@ -10,6 +10,10 @@ from gpuagent.wire.messages import TokenizerBundle
 Progress = Callable[[str, str, float], None]
 
 
+def _nothing() -> None:
+    """Memory of this process needs no closing."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """An engine ready to step. ``sha256`` is the digest of the weights as measured.
@@ -18,6 +22,9 @@ class LoadedModel:
     weights, workspace, the KV pool (or what is guaranteed of a shared one) and swap space.
 
     ``warning``: code and text of why it serves less well than it could; empty if it does not.
+
+    Of an engine in another process, ``close`` ends it, ``pidfd`` can be read once it has ended
+    (-1: there is none), and ``describe_end`` then says how.
     """
 
     engine: Engine
@@ -27,6 +34,9 @@ class LoadedModel:
     peak_bytes: int
     workspace_bytes: int = 0
     warning: tuple[str, str] = ("", "")
+    close: Callable[[], None] = _nothing
+    pidfd: int = -1
+    describe_end: Callable[[], str] = str
 
 
 class LoadError(Exception):

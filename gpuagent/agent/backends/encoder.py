@@ -7,7 +7,8 @@ Both are checked against the replica's budget before anything is read, and measu
 import msgspec
 
 from gpuagent.agent.backends.base import LoadedModel, LoadError
-from gpuagent.agent.backends.loading import LOADING, to_wire, warning_of
+from gpuagent.agent.backends.fetching import to_wire
+from gpuagent.agent.backends.loading import LOADING, warning_of
 from gpuagent.agent.backends.memory import check_encoder
 from gpuagent.agent.backends.peak import PeakMemory
 from gpuagent.agent.ipc import WorkerConfig

@@ -5,19 +5,19 @@ not fit is refused with ``insufficient_memory`` instead of being tried, and what
 and this device or checkpoint does not have, with a code that names it.
 """
 
-from pathlib import Path
 
 import torch
 
 from gpuagent.agent.backends import encoder
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
-from gpuagent.agent.backends.loading import LOADING, to_wire, warning_of
+from gpuagent.agent.backends.fetching import fetch, to_wire
+from gpuagent.agent.backends.loading import LOADING, warning_of
 from gpuagent.agent.backends.memory import BLOCK_SIZE, Division, divide
 from gpuagent.agent.backends.peak import PeakMemory
 from gpuagent.agent.ipc import WorkerConfig
 from gpuagent.agent.model_store import tokenizer_bundle
 from gpuagent.agent.model_store.errors import ModelStoreError
-from gpuagent.agent.model_store.store import LocalModel, ModelStore
+from gpuagent.agent.model_store.store import LocalModel
 from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.precision import Precision, check_checkpoint, precision
 from gpuagent.engine.scheduler import Policy
@@ -36,10 +36,10 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
         formats = precision(spec.quantization, spec.kv_cache_dtype, config.device.kind)
         if spec.task == "embed":
             encoder.check_formats(formats)
-        local = _fetch(spec.source, spec.sha256, config, formats.dtype, progress)
+        local = fetch(spec.source, spec.sha256, config, formats.dtype, progress)
         draft = None
         if spec.speculation == "draft":
-            draft = _fetch(spec.draft_model, "", config, formats.dtype, progress)
+            draft = fetch(spec.draft_model, "", config, formats.dtype, progress)
         progress("loading", "weights", 0.0)
         if spec.task == "embed":
             return encoder.load(spec, config, local, formats)
@@ -54,17 +54,6 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
         if "memory" in str(error):  # the CPU allocator has no exception of its own
             raise LoadError("out_of_memory", str(error)) from error
         raise
-
-
-def _fetch(
-    source: str, sha256: str, config: WorkerConfig, dtype: str, progress: Progress
-) -> LocalModel:
-    store = ModelStore(Path(config.model_cache), tuple(map(Path, config.file_roots)))
-
-    def report(stage: str, fraction: float) -> None:
-        progress("loading" if stage == "verify" else "downloading", stage, fraction)
-
-    return store.ensure(source, sha256 or None, report, dtype)
 
 
 def _load(

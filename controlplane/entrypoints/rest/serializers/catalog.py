@@ -6,6 +6,7 @@ from rest_framework import serializers
 
 from controlplane.domain.model import (
     DISAGGREGATIONS,
+    ENGINES,
     KV_CACHE_DTYPES,
     POLICIES,
     PRIORITIES,
@@ -99,6 +100,9 @@ class VersionSerializer(serializers.Serializer[Any]):
         RESIDENCIES,
         help_text="swappable: others may have its memory on the device while it is idle.",
     )
+    engine = serializers.ChoiceField(
+        ENGINES, help_text="What runs it; only nodes whose agents have it are considered."
+    )
     task = serializers.ChoiceField(TASKS, help_text="What it serves: text, or embeddings.")
     max_inputs = serializers.IntegerField(help_text="Texts to embed in one request.")
     retired = serializers.BooleanField()
@@ -150,6 +154,7 @@ class VersionOrder(Order):
     )
     needs = NeedsSerializer(required=False)
     residency = Text(required=False, help_text="resident, or swappable below priority high.")
+    engine = Text(required=False, help_text="builtin, or vllm on nodes that have it.")
     task = Text(required=False, help_text="generate, or embed.")
     max_inputs = Integer(required=False, help_text="Texts to embed in one request, up to 2048.")
 

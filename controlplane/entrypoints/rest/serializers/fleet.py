@@ -35,6 +35,9 @@ class HostSerializer(serializers.Serializer[Any]):
     cpu_milli = serializers.IntegerField(help_text="Thousandths of a core.")
     memory_bytes = serializers.IntegerField()
     fabric = serializers.CharField(help_text="The network that joins its devices to other nodes'.")
+    engines = serializers.ListField(
+        child=serializers.CharField(), help_text="What its agent can run models with."
+    )
 
 
 class ReplicaSerializer(serializers.Serializer[Any]):

@@ -59,6 +59,7 @@ function NodeFacts({ node }: { node: Node }) {
       items={[
         ["Status", <Status key="status" value={node.draining ? "draining" : node.status} />],
         ["Zone", node.zone || "–"],
+        ["Engines", node.host.engines.join(", ")],
         ["Last report", <Time key="report" at={report?.at} />],
         ["Last change", <Time key="seen" at={node.last_seen} />],
         ["Generation", generations(node)],

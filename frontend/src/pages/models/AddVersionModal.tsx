@@ -17,6 +17,7 @@ const FIRST = {
   max_inputs: 2048,
   quantization: "none",
   kv_cache_dtype: "auto",
+  engine: "builtin",
   policy: "continuous",
   speculation: "none",
   draft_model: "",
@@ -38,11 +39,18 @@ function nextSpec({ versions }: Model): Spec {
   const { max_prompt_tokens, max_output_tokens, max_inputs } = newest;
   const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens, max_inputs };
   const { quantization, kv_cache_dtype, policy, priority, guaranteed_percent, residency } = newest;
-  const { speculation, draft_model, disaggregation } = newest;
-  const engine = { quantization, kv_cache_dtype, policy, speculation, draft_model, disaggregation };
+  const { speculation, draft_model, disaggregation, engine } = newest;
+  const options = {
+    quantization,
+    kv_cache_dtype,
+    policy,
+    speculation,
+    draft_model,
+    disaggregation,
+  };
   const share = { priority, guaranteed_percent, residency };
-  const what = { version: nextName(newest.version), source, task };
-  return { ...FIRST, ...what, ...limits, ...engine, ...share };
+  const what = { version: nextName(newest.version), source, task, engine };
+  return { ...FIRST, ...what, ...limits, ...options, ...share };
 }
 
 /** v1 → v2, 2024-r9 → 2024-r10; a name without a number at its end has no next one. */
@@ -136,6 +144,7 @@ function isOf(spec: Spec, field: keyof Spec): boolean {
 }
 
 const CHOICES: [keyof Spec, string, string[]][] = [
+  ["engine", "Engine", ["builtin", "vllm"]],
   ["task", "Task", ["generate", "embed"]],
   ["quantization", "Quantization", ["none", "bf16", "int8", "int8-weight-only", "awq-int4"]],
   ["kv_cache_dtype", "KV cache type", ["auto", "float32", "bfloat16", "int8"]],

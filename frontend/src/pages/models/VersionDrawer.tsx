@@ -71,6 +71,7 @@ function specification(version: Version): [string, React.ReactNode][] {
       version.guaranteed_percent ? `${version.guaranteed_percent} % of the device` : "–",
     ],
     ["Residency", version.residency],
+    ["Engine", version.engine],
     ["Batching", version.policy],
     ["Isolation", colocation.isolation],
     ["Labels", colocation.labels?.join(", ") || "–"],

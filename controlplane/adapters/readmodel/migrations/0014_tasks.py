@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     """The rows are made again by the projection's new version."""
 
-    dependencies = [("readmodel", "0012_tiers")]
+    dependencies = [("readmodel", "0013_engine")]
 
     operations = [
         migrations.AddField("version", "task", models.TextField(default="generate")),
