@@ -74,6 +74,7 @@ class Part:
     prompt: tuple[int, ...]
     max_tokens: int
     request_id: str
+    input_lengths: tuple[int, ...] = ()  # of the inputs that it embeds; empty: it generates
     target: Target | None = None
     attempt: int = 0
     num_output_tokens: int = 0
@@ -104,6 +105,11 @@ class Part:
         """Tokens of the present attempt."""
         return self.num_output_tokens - self.num_before
 
+    @property
+    def has_all_tokens(self) -> bool:
+        """Only the word that they were the last may be missing; vectors come with that word."""
+        return not self.input_lengths and self.num_output_tokens >= self.max_tokens
+
     def saw(self, seen: Seen) -> None:
         """A replica is being chosen; see ``explaining``."""
         self.seen = seen
@@ -118,11 +124,15 @@ class Part:
     def add(self, delta: Any) -> None:
         """Tokens have come."""
         if self.attempt_queue_ms is None:
-            self.attempt_queue_ms = delta.queue_ms
-            self.queue_ms = delta.queue_ms if self.queue_ms is None else self.queue_ms
+            self.note_queue(delta.queue_ms)
             self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         self.num_output_tokens = delta.index + len(delta.token_ids)
         self.token_ids.extend(delta.token_ids)
+
+    def note_queue(self, queue_ms: float) -> None:
+        """The present attempt has begun to compute, after so long in the engine's queue."""
+        self.attempt_queue_ms = queue_ms
+        self.queue_ms = queue_ms if self.queue_ms is None else self.queue_ms
 
     def note(self, outcome: str, error_code: str, now: float) -> None:
         """The present attempt is over."""
@@ -293,13 +303,15 @@ class Call:
     def _end_attempt(self, part: Part, delta: Any) -> None:
         part.num_cached_tokens = max(part.num_cached_tokens, delta.num_cached_tokens)
         reason, error = delta.finish_reason, _error_of(delta)
+        if part.input_lengths and error is None:
+            part.note_queue(delta.queue_ms)
         self._serving.left(part)
         part.note(_OUTCOMES.get(reason, "ok"), delta.error_code, part.heard_at)
         if error is not None and self._moves(part, cause_of(reason, delta.error_code)):
             part.set_back = error
             self._lost.append(part)
             return
-        if error is not None and not self.stopping and part.num_output_tokens >= part.max_tokens:
+        if error is not None and not self.stopping and part.has_all_tokens:
             reason, error = "length", None  # only its end was lost
         part.finish_reason = reason
         self.num_open -= 1
@@ -312,7 +324,7 @@ class Call:
         has_tokens = part.num_output_tokens > 0
         if not cause or self.stopping or self.error is not None:
             return False
-        if part.num_output_tokens >= part.max_tokens:
+        if part.has_all_tokens:
             return False
         if part.target is not None:
             part.course.failed[part.target.replica_id] = part.heard_at

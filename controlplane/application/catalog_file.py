@@ -117,6 +117,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     needs: _Needs = _Needs()
     residency: str = "resident"
     engine: str = "builtin"
+    task: str = "generate"
+    max_inputs: int = 2048
     default: bool = False
     aliases: tuple[str, ...] | None = None
     access: _Access | None = None

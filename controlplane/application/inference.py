@@ -7,6 +7,9 @@ which a ``Placer`` gives a ``Target`` and a ``Generator`` sends there; what come
     Job(req-7, prompts=(a, b), num_choices=2)
       -> Order(req-7-0, a)  Order(req-7-1, a)  Order(req-7-2, b)  Order(req-7-3, b)
 
+A job that embeds has a prompt, and so an order, for every few dozen inputs: they lie in it side by
+side, and nothing is generated, so ``max_tokens`` is 0. 70 inputs are three orders of 24, 23 and 23.
+
 How a job is served is ``serve``; the ledger's part of it stands in ``ports``.
 """
 
@@ -55,6 +58,7 @@ class Order(msgspec.Struct, frozen=True):
     record_id: str = ""  # the request that this is one of several choices, or tries, of
     sent_token_ids: tuple[int, ...] = ()  # from which on it is to be continued
     num_cached_tokens: int = 0
+    input_lengths: tuple[int, ...] = ()  # of inputs to embed, side by side in the prompt
 
 
 class Delta(Protocol):
@@ -70,6 +74,7 @@ class Delta(Protocol):
     num_cached_tokens: int
     queue_ms: float
     logprobs: tuple[Any, ...]
+    embeddings: tuple[bytes, ...]
 
 
 class Generator(Protocol):
@@ -169,8 +174,9 @@ class Job:
     ``weight`` is the tenant's among those of its latency class, ``priority`` the version's.
 
     A job whose model's tokenizer is not known yet has empty prompts and the most that they may
-    become as ``max_prompt_tokens`` (each); ``encode`` fills in prompts and ``max_tokens`` once the
-    tokenizer is there, and raises Refused until then. Nothing is ever more than was reserved.
+    become as ``max_prompt_tokens`` (all together); ``encode`` fills in prompts, ``max_tokens`` and
+    ``input_lengths`` once the tokenizer is there, and raises Refused until then. Nothing is ever
+    more than was reserved.
     """
 
     request_id: str
@@ -195,16 +201,20 @@ class Job:
     priority: str = "normal"
     capture: Capture | None = None  # of a tenant that opted in
     limits: Any = None
-    max_prompt_tokens: int = 0  # of each prompt, if it is not encoded yet
+    max_prompt_tokens: int = 0  # if they are not encoded yet
     encode: Callable[["Job"], Awaitable[None]] | None = None
+    input_lengths: tuple[tuple[int, ...], ...] = ()  # of each prompt's inputs, if it embeds
     reserved_prompt_tokens: int = field(init=False)
     max_output_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        bound = self.max_prompt_tokens * len(self.prompts)
-        self.reserved_prompt_tokens = max(self.num_prompt_tokens, bound)
+        self.reserved_prompt_tokens = max(self.num_prompt_tokens, self.max_prompt_tokens)
         self.max_output_tokens = sum(self.max_tokens) * self.num_choices
 
     @property
     def num_prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
+
+    def lengths_of(self, prompt: int) -> tuple[int, ...]:
+        """Of the inputs in that prompt; empty if it is to be continued."""
+        return self.input_lengths[prompt] if self.input_lengths else ()

@@ -123,7 +123,7 @@ def refusal(admission: Admission, asked: int) -> Refused:
         return Refused(
             admission.code,
             f"The request may use {asked} tokens, and the tier allows {admission.limit_tokens} a "
-            "minute; ask for fewer with max_tokens.",
+            "minute; send less, or ask for fewer with max_tokens.",
             "max_tokens",
             limits=admission,
         )

@@ -162,6 +162,7 @@ class Serving:
                 for part in call.parts:
                     prompt = part.index // job.num_choices
                     part.prompt, part.max_tokens = job.prompts[prompt], job.max_tokens[prompt]
+                    part.input_lengths = job.lengths_of(prompt)
             try:
                 await self._send_all(call)
             except Refused as refusal:
@@ -194,6 +195,7 @@ class Serving:
             "" if part.order_id == job.request_id else job.request_id,
             tuple(part.token_ids),
             part.num_cached_tokens,
+            part.input_lengths,
         )
         self.num_local[target.replica_id] += 1
         part.num_pending_tokens = target.num_uncached_tokens
@@ -321,10 +323,14 @@ def _parts_of(job: Job) -> list[Part]:
     """Choices of the first prompt, then of the second, ...; one part keeps the call's own id."""
     count = len(job.prompts) * job.num_choices
     names = [job.request_id] if count == 1 else [f"{job.request_id}-{i}" for i in range(count)]
-    return [
-        Part(i, job.prompts[i // job.num_choices], job.max_tokens[i // job.num_choices], name)
-        for i, name in enumerate(names)
-    ]
+    return [_part_of(job, i, name) for i, name in enumerate(names)]
+
+
+def _part_of(job: Job, index: int, name: str) -> Part:
+    prompt = index // job.num_choices
+    part = Part(index, job.prompts[prompt], job.max_tokens[prompt], name)
+    part.input_lengths = job.lengths_of(prompt)
+    return part
 
 
 def _seeded(sampling: SamplingOptions, index: int) -> SamplingOptions:

@@ -51,7 +51,7 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "ApiKeyIssued": 2,
     "CommandRefused": 2,
     "ModelAccessChanged": 2,
-    "ModelVersionAdded": 6,
+    "ModelVersionAdded": 7,
     "NodeJoined": 3,
     "PlacementDecided": 4,
     "ReplicaBecameReady": 2,

@@ -23,6 +23,8 @@ MAX_WORDS = 100
 PRIORITIES = ("high", "normal", "best-effort")
 RESIDENCIES = ("resident", "swappable")
 ENGINES = ("builtin", "vllm")
+TASKS = ("generate", "embed")
+MAX_INPUTS = 2048
 
 
 class Colocation(msgspec.Struct, frozen=True):
@@ -77,6 +79,8 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     ``residency``: resident (its memory on the device is its own) or swappable (while it is idle,
     others of the device may have it, and its weights wait in the node's memory).
     ``engine``: builtin, or vllm, which a node has if its agent says so.
+    ``task``: generate (chat and completions) or embed, which takes ``max_inputs`` texts in a
+    request, each of ``max_prompt_tokens`` at most, and has no use for ``max_output_tokens``.
     """
 
     version: str
@@ -103,10 +107,13 @@ class VersionSpec(msgspec.Struct, frozen=True, kw_only=True):
     needs: Needs = Needs()
     residency: str = "resident"
     engine: str = "builtin"
+    task: str = "generate"
+    max_inputs: int = MAX_INPUTS
 
     @property
     def max_model_len(self) -> int:
-        return self.max_prompt_tokens + self.max_output_tokens
+        produced = self.max_output_tokens if self.task == "generate" else 0
+        return self.max_prompt_tokens + produced
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -368,6 +375,7 @@ def check_spec(spec: VersionSpec) -> None:
     _one_of(spec.priority, PRIORITIES, "priority")
     _one_of(spec.residency, RESIDENCIES, "residency")
     _one_of(spec.engine, ENGINES, "engine")
+    _one_of(spec.task, TASKS, "task")
     _one_of(spec.format, ("safetensors",), "format")
     _one_of(spec.policy, POLICIES, "policy")
     _one_of(spec.colocation.isolation, ("shared", "dedicated"), "colocation.isolation")
@@ -377,6 +385,7 @@ def check_spec(spec: VersionSpec) -> None:
         ("max_batch", spec.max_batch, 1, 4096),
         ("max_prompt_tokens", spec.max_prompt_tokens, 1, 2**24),
         ("max_output_tokens", spec.max_output_tokens, 1, 2**24),
+        ("max_inputs", spec.max_inputs, 1, MAX_INPUTS),
         ("guaranteed_percent", spec.guaranteed_percent, 0, 100),
         ("needs.compute_percent", spec.needs.compute_percent, 0, 100),
         ("needs.cpu_milli", spec.needs.cpu_milli, 0, 2**24),
@@ -442,7 +451,7 @@ def _check_combination(spec: VersionSpec) -> None:
         ),
         (is_guaranteed and is_alone, "guaranteed_percent", "is for versions that share a process"),
     )
-    for is_broken, param, rule in (*rules, *_rules_of_vllm(spec)):
+    for is_broken, param, rule in (*rules, *_rules_of_vllm(spec), *_embedding_rules(spec)):
         if is_broken:
             raise Invalid("unsupported_combination", f"{param} {rule}.", param)
 
@@ -463,6 +472,21 @@ def _rules_of_vllm(spec: VersionSpec) -> tuple[tuple[bool, str, str], ...]:
         (spec.residency != "resident", "residency", f"{only} resident"),
         (spec.guaranteed_percent > 0, "guaranteed_percent", "is for the built-in engine"),
         (spec.tensor_parallel > 1, "tensor_parallel", f"{only} 1"),
+    )
+
+
+def _embedding_rules(spec: VersionSpec) -> tuple[tuple[bool, str, str], ...]:
+    """An encoder generates nothing, has no KV cache and stands on one device."""
+    is_embed, ordinary = spec.task == "embed", "is for models that generate"
+    return (
+        (is_embed and spec.engine != "builtin", "engine", ordinary),
+        (is_embed and spec.quantization not in ("none", "bf16"), "quantization", ordinary),
+        (is_embed and spec.kv_cache_dtype != "auto", "kv_cache_dtype", ordinary),
+        (is_embed and spec.speculation != "none", "speculation", ordinary),
+        (is_embed and spec.disaggregation != "none", "disaggregation", ordinary),
+        (is_embed and spec.policy != "continuous", "policy", ordinary),
+        (is_embed and bool(spec.swap_bytes), "swap_bytes", ordinary),
+        (is_embed and spec.tensor_parallel > 1, "tensor_parallel", ordinary),
     )
 
 

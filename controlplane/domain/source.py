@@ -33,6 +33,7 @@ SIMULATED: dict[str, tuple[type, float, float]] = {
     "load_fails": (str, 0, 0),
     "raises_at": (int, -INFINITY, INFINITY),
     "shares": (int, -INFINITY, INFINITY),
+    "dims": (int, 1, 4096),
 }
 _FORMS = {
     "pypi": (

@@ -68,6 +68,11 @@ def _with_engines(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "host": {**data["host"], "engines": ["builtin"]}}
 
 
+def _with_task(data: dict[str, Any]) -> dict[str, Any]:
+    """Until then every version generated."""
+    return {**data, "spec": {**data["spec"], "task": "generate", "max_inputs": 2048}}
+
+
 def _with_tiers(data: dict[str, Any]) -> dict[str, Any]:
     def placed(change: dict[str, Any]) -> dict[str, Any]:
         return {**change, "assignment": {**change["assignment"], "tier": "resident"}}
@@ -112,6 +117,7 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ModelVersionAdded", 3): _with_needs,
     ("ModelVersionAdded", 4): _with_residency,
     ("ModelVersionAdded", 5): _with_engine,
+    ("ModelVersionAdded", 6): _with_task,
     ("NodeJoined", 1): _with_interconnect,
     ("NodeJoined", 2): _with_engines,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},

@@ -58,6 +58,8 @@ class Version(Row, frozen=True, kw_only=True):
     needs: Needs
     residency: str
     engine: str
+    task: str
+    max_inputs: int
     created_at: float
     added_at_position: int
     price: Price = FREE
@@ -164,7 +166,7 @@ def _price_set(rows: Rows, event: domain.ModelPriceSet, recorded: Recorded) -> N
 
 PROJECTION = Projection(
     "catalog",
-    7,
+    8,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,

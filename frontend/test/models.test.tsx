@@ -61,6 +61,21 @@ test("the engine is chosen, sent, and shown with the version", async () => {
   expect(backend.state.models[0].versions.at(-1).engine).toBe("vllm");
 });
 
+test("an embedding model is asked for nothing that only generation has", async () => {
+  const { backend } = await open("/models/smollm2?add=true");
+  const box = await dialog("Add version to smollm2");
+  expect(within(box).queryByLabelText(/^Inputs in a request/)).toBeNull();
+  fireEvent.click(within(box).getByRole("combobox", { name: "Task" }));
+  fireEvent.click(await screen.findByRole("option", { name: "embed", hidden: true }));
+  expect(within(box).queryByRole("combobox", { name: "Speculation" })).toBeNull();
+  expect(within(box).queryByLabelText(/^Output tokens/)).toBeNull();
+  type(/^Inputs in a request/, "64");
+  press("Add version", box);
+  await screen.findByText("smollm2@v3 is added; it is placed next");
+  const added = backend.state.models[0].versions.at(-1);
+  expect([added.task, added.max_inputs, added.speculation]).toEqual(["embed", 64, "none"]);
+});
+
 test("a guarantee is asked for with high priority only, and sent with it", async () => {
   const { backend } = await open("/models/smollm2?add=true");
   const box = await dialog("Add version to smollm2");

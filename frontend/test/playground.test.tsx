@@ -2,6 +2,7 @@ import { act, fireEvent, screen, within } from "@testing-library/react";
 import { expect, test } from "vitest";
 import { asCurl, asOpenAiPython } from "@/api/snippets";
 import { messagesOf, tokensPerSecond, ttft, turnsReducer } from "@/pages/playground/turns";
+import type { FakeBackend } from "./fake/backend.mjs";
 import { FakeSocket } from "./fake/sockets";
 import { dialog, open, press } from "./harness";
 
@@ -29,6 +30,18 @@ const done = (finish_reason: string) => ({
   id: "a",
   finish_reason,
   usage: { prompt_tokens: 9, completion_tokens: 2 },
+});
+
+test("a model that embeds is not offered: it does not talk", async () => {
+  const embed = ({ state }: FakeBackend) => {
+    for (const version of state.models[0].versions) version.task = "embed";
+  };
+  await open("/playground?tenant=acme", { prepare: embed });
+  fireEvent.click(await screen.findByRole("combobox", { name: "Model" }));
+  const offered = await screen.findAllByRole("option", { hidden: true });
+  const names = offered.map((option) => option.textContent);
+  expect(names).toContain("chat");
+  expect(names).not.toContain("smollm2");
 });
 
 test("an answer streams in over the gateway's websocket with a ticket", async () => {

@@ -61,7 +61,7 @@ class Generation:
         if delta.logprobs:
             self.logprobs.extend(delta.logprobs)
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
-        if delta.token_ids and self.queue_ms is None:
+        if (delta.token_ids or delta.embeddings) and self.queue_ms is None:
             self.queue_ms = delta.queue_ms
         if delta.finish_reason:
             self.terminal = delta

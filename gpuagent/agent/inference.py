@@ -43,6 +43,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from gpuagent.agent.generation import Generation
+from gpuagent.agent.kept_vectors import KeptVectors
 from gpuagent.agent.metrics import Served
 from gpuagent.agent.tallies import Tallies
 from gpuagent.wire import codec, subjects
@@ -53,6 +54,7 @@ RESEND_GRACE_S = 1.0  # a resend may overtake the generate it is about
 RESEND_BYTES = 512 * 1024
 COUNTS_AT_ONCE = 1000
 MAX_EARLY = 10_000
+MAX_INPUTS = 32  # whose vectors fit into one message; gateways ask for no more in one request
 QUEUE_SHARE = 4
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 MAX_ID_CHARS = 128
@@ -99,6 +101,7 @@ class Inference:
         self._active: Counter[str] = Counter()  # unfinished generations by replica
         self._held: Counter[tuple[str, bytes]] = Counter()  # the same by replica and tenant
         self._ended: deque[tuple[float, Generation]] = deque()
+        self._vectors = KeptVectors()
         self._early_cancels: dict[str, float] = {}
         self._late_resends: list[tuple[float, str, str, int]] = []
         self._seq: Counter[str] = Counter()
@@ -172,6 +175,8 @@ class Inference:
             return "invalid_request", f"no latency class {request.latency_class!r}"
         if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:  # nor is it NaN
             return "invalid_request", f"a weight of {request.weight}"
+        if len(request.input_lengths) > MAX_INPUTS:
+            return "invalid_request", f"vectors of more than {MAX_INPUTS} inputs"
         if len(request.sent_token_ids) >= max(request.sampling.max_tokens, 1):
             return "invalid_request", "all tokens that were asked for are there already"
         reason = self._engines.refusal(request.replica_id)
@@ -326,13 +331,14 @@ class Inference:
             generation.record(delta)
             if generation.served:  # some engines know only at the end
                 generation.served.cached_tokens += generation.num_cached_tokens - num_cached
-            if delta.token_ids and generation.served:
+            if generation.served and (delta.token_ids or delta.embeddings):
                 _observe(generation, generation.served, delta, now)
             by_gateway.setdefault(generation.gateway, []).append(delta)
             if delta.finish_reason:
                 self._close(generation, now)
         for gateway, group in by_gateway.items():
-            await self._send(gateway, group)
+            send = self._send_packed if any(d.embeddings for d in group) else self._send
+            await send(gateway, group)
 
     def _corrupt(self, generation: Generation) -> Delta:
         """The engine skipped or repeated a token: the stream must not go on."""
@@ -379,6 +385,7 @@ class Inference:
             self.finished[generation.replica_id, generation.terminal.finish_reason] += 1
             generation.served.end_to_end.observe(now - generation.started_at)
         self._ended.append((now + RETENTION_S, generation))
+        self._vectors.keep(generation)
 
     # --- to gateways ------------------------------------------------------------------------
     async def _send(self, gateway: str, deltas: Iterable[Delta]) -> None:
@@ -426,6 +433,7 @@ class Inference:
         if self._known.get(generation.request_id) is generation:
             del self._known[generation.request_id]
         self._tallies.shrink(generation)
+        self._vectors.forget(generation)
 
     async def _answer_late(self, now: float) -> None:
         """Requests that are unknown still: their generate was lost, or another boot had them."""
@@ -445,7 +453,8 @@ def _observe(generation: Generation, served: Served, delta: Delta, now: float) -
     if generation.last_at:
         served.inter_token.observe(now - generation.last_at, len(delta.token_ids))
     else:
-        served.first_token.observe(now - generation.started_at)
+        if delta.token_ids:
+            served.first_token.observe(now - generation.started_at)
         served.prompt_tokens += delta.num_prompt_tokens
     served.generated_tokens += len(delta.token_ids)
     generation.last_at = now

@@ -19,6 +19,7 @@ def to_engine(request: Generate) -> GenerationRequest:
         latency_class=LatencyClass(request.latency_class),
         cache_salt=request.cache_salt,
         weight=request.weight,
+        input_lengths=request.input_lengths,
     )
 
 

@@ -122,8 +122,9 @@ class _Replica:
             output.num_prompt_tokens,
             output.num_cached_tokens,
             output.num_output_tokens,
-            0.0 if arrived is None else round(1000 * max(started - arrived, 0.0), 3),
+            0.0 if arrived is None else _milliseconds(arrived, output.begun_at or started),
             tuple(logprob(entry) for entry in output.logprobs) if output.logprobs else (),
+            output.embeddings,
         )
 
     def _log_failure(self, output: RequestOutput) -> None:
@@ -174,6 +175,10 @@ class _Replica:
             self.filter_due = now + FILTER_INTERVAL_S
             self.prefix_filter = self.model.engine.prefix_filter()
         return self.prefix_filter
+
+
+def _milliseconds(since: float, until: float) -> float:
+    return round(1000 * max(until - since, 0.0), 3)
 
 
 @dataclass
@@ -471,9 +476,11 @@ def _load(
 def open_model(spec: ReplicaSpec, config: ipc.WorkerConfig, progress: Progress) -> LoadedModel:
     """Load a replica with the backend its source and engine name; raises LoadError."""
     if spec.source.startswith("simulated://"):
-        from gpuagent.agent.backends.simulated import load_simulated
+        from gpuagent.agent.backends import simulated, simulated_embedding
 
-        return load_simulated(spec, progress, config.role)
+        if spec.task == "embed":
+            return simulated_embedding.load(spec, progress)
+        return simulated.load_simulated(spec, progress, config.role)
     if spec.engine == "vllm":
         from gpuagent.agent.backends.vllm import load_vllm
 

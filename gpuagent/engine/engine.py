@@ -46,6 +46,7 @@ from gpuagent.engine.request import (
     RequestOutput,
     RequestRejected,
     TokenLogprob,
+    check_generates,
 )
 from gpuagent.engine.sampler import Sample, SamplingRow, sample
 from gpuagent.engine.sampling_checks import check_sampling
@@ -242,6 +243,7 @@ class TorchEngine:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected."""
+        check_generates(request)
         check_sampling(request.sampling, self._model.vocab_size)
         self._check_tokens(request)
         self._note_begin()

@@ -61,6 +61,9 @@ class GenerationRequest:
 
     It also stands for the tenant where tenants of a class share (`gpuagent.engine.fairness`);
     `weight`, above 0, is that tenant's: with 4 it gets four times the tokens of one with 1.
+
+    With `input_lengths` nothing is generated: the prompt is so many inputs side by side, and a
+    vector of each is wanted (`gpuagent.engine.embedding`); then `max_tokens` is 0.
     """
 
     request_id: str
@@ -69,6 +72,7 @@ class GenerationRequest:
     latency_class: LatencyClass = LatencyClass.STANDARD
     cache_salt: bytes = b""
     weight: float = 1.0
+    input_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class RequestOutput:
     `finish_reason` is None, "stop", "length", "cancelled" or "error" (then with `error_code`).
     Where an exception was the reason, `error_type` is its class and `error_trace` its traceback as
     text: an exception itself would keep the step's frames, and their tensors, alive.
+    `embeddings` are the vectors of a request's inputs, as little-endian float32; `begun_at` is the
+    monotonic time at which it was first given a step, 0 if that is the present one.
     """
 
     request_id: str
@@ -104,19 +110,27 @@ class RequestOutput:
     num_output_tokens: int = 0
     error_type: str = ""
     error_trace: str = ""
+    embeddings: tuple[bytes, ...] = ()
+    begun_at: float = 0.0
 
 
 class RequestRejected(Exception):
     """The caller's mistake, raised by `Engine.add`; nothing was queued.
 
     Codes: context_length_exceeded, invalid_token_id, empty_prompt, kv_capacity,
-    duplicate_request_id, invalid_sampling.
+    duplicate_request_id, invalid_sampling, task_unsupported.
     """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+def check_generates(request: GenerationRequest) -> None:
+    """For engines that generate: raise RequestRejected where vectors are wanted."""
+    if request.input_lengths:
+        raise RequestRejected("task_unsupported", "this model generates and does not embed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,16 +129,16 @@ def read_config(folder: Path) -> ModelConfig:
     return parse_config(values)
 
 
-def read_json(path: Path, max_bytes: int, code: str) -> dict[str, Any]:
-    """A JSON object without duplicate keys and not too large, or LoadError `code`."""
+def read_json(path: Path, max_bytes: int, code: str, kind: type = dict) -> Any:
+    """A JSON object (or a list) without duplicate keys and not too large, or LoadError `code`."""
     try:
         if path.stat().st_size > max_bytes:
             raise LoadError(code, f"{path.name} is larger than {max_bytes} bytes")
         value = json.loads(path.read_bytes(), object_pairs_hook=_unique)
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(code, f"{path.name}: {error}") from error
-    if not isinstance(value, dict):
-        raise LoadError(code, f"{path.name} is not an object")
+    if not isinstance(value, kind):
+        raise LoadError(code, f"{path.name} is not {'an object' if kind is dict else 'a list'}")
     return value
 
 

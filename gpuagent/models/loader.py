@@ -26,6 +26,7 @@ TENSOR_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
 STORED_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 PACKED_SUFFIXES = (".qweight", ".qzeros")  # of AWQ checkpoints; any bits are sound
+COUNTING = ".position_ids"  # 0, 1, 2 ..., stored by old encoders, computed here
 FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".gguf", ".h5", ".msgpack")
 Cut = Callable[[str, torch.Tensor], torch.Tensor]
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -120,6 +121,8 @@ def _check_header(path: Path) -> None:
 
 def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype == torch.int32 and name.endswith(PACKED_SUFFIXES):
+        return tensor
+    if tensor.dtype == torch.int64 and name.endswith(COUNTING):
         return tensor
     if tensor.dtype not in STORED_DTYPES:
         raise LoadError("weights_rejected", f"{name} is stored as {tensor.dtype}")

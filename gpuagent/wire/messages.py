@@ -34,6 +34,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     A group of ``tensor_parallel`` devices takes an equal part of ``memory_bytes`` on each of
     ``device_indices``, the first of which is ``device_index``; from control planes that do not say,
     on neighbours from there on. Fewer than ``tensor_parallel``: the others are another node's.
+    ``task`` is generate | embed: what it serves.
     """
 
     replica_id: str
@@ -60,6 +61,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     guaranteed_percent: int = 0
     engine: str = BUILTIN
     device_indices: tuple[int, ...] = ()
+    task: str = "generate"
 
 
 class DesiredState(Message, frozen=True, kw_only=True):
@@ -263,6 +265,10 @@ class Generate(Message, frozen=True, kw_only=True):
     A generation that another replica began is continued from ``sent_token_ids``, of which the
     client has the text: the first delta's index is their number, and ``max_tokens`` and penalties
     count them. ``num_cached_tokens`` is what that replica had found of the prompt in its cache.
+
+    With ``input_lengths`` nothing is generated: the prompt is so many inputs side by side, and
+    their vectors come with the terminal delta. A node that does not know the field refuses it,
+    since ``max_tokens`` is 0 then.
     """
 
     request_id: str
@@ -278,6 +284,7 @@ class Generate(Message, frozen=True, kw_only=True):
     record_id: str = ""
     sent_token_ids: tuple[int, ...] = ()
     num_cached_tokens: int = 0
+    input_lengths: tuple[int, ...] = ()
 
 
 class Cancel(Message, frozen=True, kw_only=True):
@@ -364,7 +371,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
     ``index`` counts generated tokens from 0 and is the index of the first id in ``token_ids``.
     ``finish_reason`` is "" while running, else stop | length | cancelled | error; a terminal
-    delta may carry no token. ``num_*`` are totals so far.
+    delta may carry no token. ``num_*`` are totals so far. ``embeddings``: a vector for each input,
+    as little-endian float32, in the delta that ends a request for them.
     """
 
     request_id: str
@@ -379,6 +387,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int = 0
     queue_ms: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
+    embeddings: tuple[bytes, ...] = ()
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -395,7 +404,10 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenizerBundle(Message, frozen=True, kw_only=True):
-    """Published by the first agent that loads a version; name = ``version_id``."""
+    """Published by the first agent that loads a version; name = ``version_id``.
+
+    ``dimensions`` is the length of an embedding model's vectors, 0 for a model that generates.
+    """
 
     version_id: str
     tokenizer_json: bytes
@@ -406,3 +418,4 @@ class TokenizerBundle(Message, frozen=True, kw_only=True):
     vocab_size: int = 0
     max_model_len: int = 0
     sha256: str = ""
+    dimensions: int = 0

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from gpuagent.agent.backends import loading
 from gpuagent.agent.backends import torch as backend
 from gpuagent.agent.backends.base import LoadedModel, LoadError
 from gpuagent.agent.backends.memory import BLOCK_SIZE, MAX_DEFAULT_SWAP_BYTES, divide
@@ -151,9 +152,9 @@ def test_on_a_gpu_full_precision_is_bfloat16():
 
 
 def test_slow_bf16_is_said_in_the_log_and_to_the_agent(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(backend, "has_fast_bf16", lambda: False)
+    monkeypatch.setattr(loading, "has_fast_bf16", lambda: False)
     slow = load(replica(quantization="bf16"), tmp_path)
     assert slow.warning[0] == "slow_bf16" and "slow_bf16" in caplog.text
-    monkeypatch.setattr(backend, "has_fast_bf16", lambda: True)
+    monkeypatch.setattr(loading, "has_fast_bf16", lambda: True)
     assert load(replica(quantization="bf16"), tmp_path).warning == ("", "")
     assert load(replica(), tmp_path).warning == ("", "")

@@ -1,6 +1,6 @@
 """Several versions of a real model on a device that holds only some of them.
 
-    python -m tests.benchmarks.residency [--minutes 1] [--repeats 15] [--json FILE]
+    python -m tests.benchmarks.residency [--minutes 1] [--repeats 15] [--fleet] [--json FILE]
 
 A real agent, its worker and a real bus; SmolLM2-135M as three versions (float32; int8; float32 with
 a quarter of the context), on one CPU device. Parts:
@@ -13,6 +13,8 @@ starts  On a device for one: time to the first token of a short prompt, by where
 mixed   On a device for int8 and one of the others, for `--minutes`: four clients that each ask for
         a random version, the next when the last answer is complete. Every answer must be the one
         that the version gave first; also memory and KV blocks before and after.
+fleet   With `--fleet`, and instead of the others: the whole product and an embedding model among
+        them (`residency_fleet`); ends with an error if anything was lost, changed or left behind.
 """
 
 import argparse
@@ -35,6 +37,7 @@ from tokenizers import Tokenizer
 
 from gpuagent.wire.messages import ReplicaSpec, Sampling
 from tests.agent.harness import Agent, Control, control, spec
+from tests.benchmarks import residency_fleet
 from tests.engine.real_model import SMOLLM2, cache_root, real_model
 from tests.natsserver import nats_server
 
@@ -206,8 +209,24 @@ async def measure(minutes: float, repeats: int) -> dict[str, Any]:
     ratios["memory_after_over_before"] = (
         figures["mixed_resident_mib_after"] / figures["mixed_resident_mib_before"]
     )
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return {"name": "residency", "machine": machine, "ratios": ratios, "figures": figures}
+    return {"name": "residency", "machine": machine(), "ratios": ratios, "figures": figures}
+
+
+def machine() -> str:
+    """What this was measured on."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def fleet(minutes: float) -> dict[str, Any]:
+    """The part of that name, in the same form."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        residency_fleet.start(Path(folder), cache_root()) as product,
+    ):
+        figures = residency_fleet.measure(product, 60 * minutes)
+    before, after = (figures[f"fleet_resident_mib_{one}"] for one in ("before", "after"))
+    ratios = {"memory_after_over_before": after / before}
+    return {"name": "residency", "machine": machine(), "ratios": ratios, "figures": figures}
 
 
 def main() -> None:
@@ -215,15 +234,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--fleet", action="store_true", help="The whole product, for --minutes.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    answer = asyncio.run(measure(options.minutes, options.repeats))
+    if options.fleet:
+        answer = fleet(options.minutes)
+    else:
+        answer = asyncio.run(measure(options.minutes, options.repeats))
     print(answer["machine"])
     for part in ("ratios", "figures"):
         for name, value in answer[part].items():
             print(f"{name:40} {value:12.3f}")
     if options.json:
         options.json.write_text(json.dumps(answer, indent=2) + "\n")
+    if options.fleet:
+        residency_fleet.check(answer["figures"])
 
 
 if __name__ == "__main__":

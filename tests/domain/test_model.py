@@ -43,6 +43,7 @@ SPEC2 = replace(SPEC, version="v2")
 ADDED2 = ModelVersionAdded(M, SPEC2, 3.0)
 PRICE = Price(150_000, 75_000, 600_000)
 GUARANTEED = {"priority": "high", "guaranteed_percent": 40}
+EMBED = {"task": "embed", "speculation": "none", "draft_model": "", "swap_bytes": None}
 NGRAM = {"speculation": "ngram", "draft_model": ""}
 VLLM = {"engine": "vllm", "speculation": "none", "draft_model": "", "swap_bytes": None}
 RETIRED = ModelVersionRetired(M, "v1", 4.0)
@@ -145,6 +146,17 @@ def test_a_version_is_added_once_and_never_changed() -> None:
         ({"colocation": Colocation(anti_affinity=("a",) * 101)}, "out_of_range"),
         ({"needs": Needs(gpu_classes=("H100",) * 101)}, "out_of_range"),
         ({"needs": Needs(gpu_classes=("a" * 65,))}, "out_of_range"),
+        ({"task": "paint"}, "invalid_choice"),
+        ({"task": "embed"}, "unsupported_combination"),
+        ({**EMBED, "quantization": "int8"}, "unsupported_combination"),
+        ({**EMBED, "kv_cache_dtype": "float32"}, "unsupported_combination"),
+        ({**EMBED, "speculation": "ngram"}, "unsupported_combination"),
+        ({**EMBED, "disaggregation": "prefill-decode"}, "unsupported_combination"),
+        ({**EMBED, "policy": "static"}, "unsupported_combination"),
+        ({**EMBED, "swap_bytes": 1}, "unsupported_combination"),
+        ({**EMBED, "tensor_parallel": 2}, "unsupported_combination"),
+        ({"max_inputs": 0}, "out_of_range"),
+        ({"max_inputs": 2049}, "out_of_range"),
     ],
 )
 def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], code: str) -> None:
@@ -161,11 +173,17 @@ def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], c
         {"quantization": "int8", "kv_cache_dtype": "float32"},
         {"disaggregation": "prefill-decode", "quantization": "awq-int4"},
         GUARANTEED,
+        {**EMBED, "quantization": "bf16", "residency": "swappable", "max_inputs": 8},
     ],
 )
 def test_a_version_chooses_how_its_engine_works(change: dict[str, Any]) -> None:
     spec = replace(SPEC, **change)
     given(REGISTERED).when(AddVersion(M, spec, 2.0)).then(ModelVersionAdded(M, spec, 2.0))
+
+
+def test_an_embedding_version_needs_no_room_for_output() -> None:
+    assert SPEC.max_model_len == SPEC.max_prompt_tokens + SPEC.max_output_tokens
+    assert replace(SPEC, **EMBED).max_model_len == SPEC.max_prompt_tokens
 
 
 def test_scaling_changes_a_live_version() -> None:

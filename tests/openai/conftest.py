@@ -42,6 +42,18 @@ ENDS = VersionSpec(
     max_output_tokens=1024,
 )
 
+VECTORS = VersionSpec(
+    version="v1",
+    source="simulated://vectors?step_ms=2&prefill_tps=1000000&dims=16",
+    gpu_memory=GIB // 16,
+    max_batch=64,
+    max_prompt_tokens=64,
+    task="embed",
+    max_inputs=100,
+)
+
+SPECS = (("fast", FAST), ("slow", SLOW), ("ends", ENDS), ("vectors", VECTORS))
+
 
 @pytest.fixture(scope="session")
 def issuer() -> Iterator[Issuer]:
@@ -79,10 +91,11 @@ def stack(
 
 def _seed(stack: Stack) -> None:
     stack.add_agent("n1")
-    for name, spec in (("fast", FAST), ("slow", SLOW), ("ends", ENDS)):
+    for name, spec in SPECS:
         stack.add_version(name, spec)
         stack.place(name, spec, "n1")
     stack.add_version("cold", FAST)
+    stack.add_version("cold-vectors", VECTORS)
     stack.add_version("private", FAST)
     access = ChangeAccess("private", Access(public=False, tenants=("other",)), 0.0)
     stack.order(model.DECIDER, "model-private", access)
@@ -90,8 +103,9 @@ def _seed(stack: Stack) -> None:
     stack.order(model.DECIDER, "model-fast", alias)
     key = stack.add_tenant("acme")
     stack.keys = {"acme": key, "other": stack.add_tenant("other")}
-    for name in ("fast", "slow", "ends"):
-        stack.wait_for(name, key)
+    for name, spec in SPECS:
+        path = "/v1/embeddings" if spec.task == "embed" else "/v1/completions"
+        stack.wait_for(name, key, path=path)
 
 
 @pytest.fixture(scope="session")

@@ -250,14 +250,17 @@ class Stack:
         await DesiredPublisher(bus, CLUSTER).publish_desired(state)
         await bus.close()
 
-    def wait_for(self, model_name: str, key: str, seconds: float = 30.0) -> None:
+    def wait_for(
+        self, model_name: str, key: str, seconds: float = 30.0, path: str = "/v1/completions"
+    ) -> None:
         """Until the gateway answers for the model."""
-        until(lambda: self._answers(model_name, key), seconds, 0.2)
+        until(lambda: self._answers(model_name, key, path), seconds, 0.2)
 
-    def _answers(self, model_name: str, key: str) -> bool:
-        body = b'{"model":"%b","prompt":"hi","max_tokens":1}' % model_name.encode()
+    def _answers(self, model_name: str, key: str, path: str) -> bool:
+        rest = b'"prompt":"hi","max_tokens":1' if "completions" in path else b'"input":"hi"'
+        body = b'{"model":"%b",%b}' % (model_name.encode(), rest)
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.gateway.url}/v1/completions", body, headers)
+        request = urllib.request.Request(self.gateway.url + path, body, headers)
         try:
             with urllib.request.urlopen(request, timeout=10) as response:
                 return bool(response.status == 200)
@@ -281,4 +284,5 @@ def _replica(replica_id: str, name: str, spec: VersionSpec) -> ReplicaSpec:
         max_model_len=spec.max_model_len,
         priority=spec.priority,
         guaranteed_percent=spec.guaranteed_percent,
+        task=spec.task,
     )

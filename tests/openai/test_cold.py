@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from controlplane.domain import model
-from tests.openai.conftest import FAST
-from tests.openai.ledger import record_of
+from tests.openai.conftest import FAST, VECTORS
+from tests.openai.ledger import record_of, requests_of
 from tests.openai.stack import Stack, until
 from tests.openai.test_websocket import Client, open_socket
 from tests.openai.wire import HELLO
@@ -66,6 +66,35 @@ def test_a_stream_says_its_place_and_the_wait_and_is_answered(
     record = record_of(stack, request_id)
     assert (record["outcome"], record["num_output_tokens"], record["attempts"]) == ("ok", 3, 1)
     assert 0 < record["num_prompt_tokens"] < FAST.max_prompt_tokens
+
+
+def test_inputs_wait_for_a_model_whose_tokenizer_nobody_knows(
+    client: openai.OpenAI, stack: Stack, pool: ThreadPoolExecutor
+) -> None:
+    """Reserved is the most that they may become, billed is what they were; one that turns out too
+    long is refused then, and costs nothing."""
+    name = f"asleep-{next(_numbers)}"
+    stack.add_version(name, VECTORS)
+    time.sleep(0.2)
+    texts = [f"text {number}" for number in range(40)]
+
+    def ask(given: list[str]) -> Any:
+        return client.embeddings.with_raw_response.create(model=name, input=given)
+
+    asked, too_long = pool.submit(ask, texts), pool.submit(ask, ["x" * 65])
+    until(lambda: len(_asked_for(stack, name)) == 2, 5)
+    assert {row["reserved_tokens"] for row in _asked_for(stack, name)} == {40 * 64, 64}
+    stack.place(name, VECTORS, "n1")
+    raw = asked.result(20)
+    assert [one.index for one in raw.parse().data] == list(range(40))
+    record = record_of(stack, raw.headers["x-engine-request-id"])
+    assert (record["outcome"], record["num_prompt_tokens"]) == ("ok", sum(map(len, texts)))
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens"):
+        too_long.result(20)
+
+
+def _asked_for(stack: Stack, name: str) -> list[dict[str, Any]]:
+    return [row for row in requests_of(stack, "acme") if row["version_id"] == f"{name}@v1"]
 
 
 def test_many_requests_for_one_cold_model_are_all_answered(

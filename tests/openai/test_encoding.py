@@ -27,6 +27,7 @@ class Bundle:
     eos_token: str = "<|im_end|>"
     vocab_size: int = 0
     max_model_len: int = LIMIT
+    dimensions: int = 0
 
 
 @pytest.fixture(scope="module")

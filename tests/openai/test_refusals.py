@@ -167,7 +167,7 @@ def test_without_a_key_nothing_is_served(stack: Stack) -> None:
     assert CLIENT.get(f"{stack.gateway.url}/v1/models/fast").status_code == 401
 
 
-PATHS = ["/v1/../admin", "/V1/models", "//v1/models", "/v1", "/v1/embeddings", "/", "/admin",
+PATHS = ["/v1/../admin", "/V1/models", "//v1/models", "/v1", "/v1/embedding", "/", "/admin",
          "/v1/models/", "/v1/chat/completions/", "/v1/responses", "/%2e%2e/metrics"]  # fmt: skip
 
 

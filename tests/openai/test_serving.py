@@ -41,6 +41,7 @@ class FakeDelta:
     num_cached_tokens: int = 0
     queue_ms: float = 0.0
     logprobs: tuple[Any, ...] = ()
+    embeddings: tuple[bytes, ...] = ()
 
 
 class ManualClock:

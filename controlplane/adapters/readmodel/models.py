@@ -78,6 +78,8 @@ class Version(models.Model):
     needs = models.JSONField(default=dict)
     residency = models.TextField(default="resident")
     engine = models.TextField(default="builtin")
+    task = models.TextField(default="generate")
+    max_inputs = models.IntegerField(default=2048)
     created_at = models.FloatField()
     added_at_position = models.BigIntegerField()
     price = models.JSONField(default=dict)

@@ -42,6 +42,7 @@ MAX_MODEL_CHARS = 255
 RULES: dict[str, Rule | None] = {
     "/v1/chat/completions": USE_MODEL,
     "/v1/completions": USE_MODEL,
+    "/v1/embeddings": USE_MODEL,
     "/v1/models": USE_MODEL,
     MODEL_PREFIX: USE_MODEL,
     WEBSOCKET_PATH: USE_MODEL,
@@ -83,6 +84,7 @@ class GatewayApp:
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v1/chat/completions": {"POST": inference.chat},
             "/v1/completions": {"POST": inference.completions},
+            "/v1/embeddings": {"POST": inference.embeddings},
             "/v1/models": {"GET": models.list},
             "/health": {"GET": self._alive},
             "/livez": {"GET": self._alive},

@@ -42,6 +42,7 @@ class Bundle(Protocol):
     eos_token: str
     vocab_size: int
     max_model_len: int
+    dimensions: int
 
 
 class Encoder:
@@ -51,8 +52,8 @@ class Encoder:
         text = bundle.tokenizer_json.decode()
         self.version_id = bundle.version_id
         self.max_model_len = bundle.max_model_len
-        self._marked = Tokenizer.from_str(text)
-        self._plain = Tokenizer.from_str(text)
+        self.dimensions = bundle.dimensions
+        self._marked, self._plain = _tokenizer(text), _tokenizer(text)
         self._plain.encode_special_tokens = True
         self.vocab_size = bundle.vocab_size or self._marked.get_vocab_size()
         self._specials = _special_pattern(self._marked)
@@ -122,13 +123,41 @@ class Encoder:
             return self._encode_plain(prompt)
         return await asyncio.to_thread(self._encode_plain, prompt)
 
+    async def inputs(
+        self, inputs: Sequence[str | Sequence[int]], limit: int
+    ) -> list[tuple[int, ...]]:
+        """Token ids of texts to embed, with the tokens that the tokenizer puts around each, and of
+        token ids as they are; raises Refused, also for one longer than ``limit``."""
+        if sum(map(len, inputs)) < LONG_TEXT:
+            return self._encode_inputs(inputs, limit)
+        return await asyncio.to_thread(self._encode_inputs, inputs, limit)
+
+    def _encode_inputs(
+        self, inputs: Sequence[str | Sequence[int]], limit: int
+    ) -> list[tuple[int, ...]]:
+        return [self._encode_input(one, limit, index) for index, one in enumerate(inputs)]
+
+    def _encode_input(self, one: str | Sequence[int], limit: int, index: int) -> tuple[int, ...]:
+        if not isinstance(one, str):
+            _check_length(len(one), limit, index)
+            return self._checked_ids(one, "input")
+        _check_length(len(one.split()), limit, index)  # there are no fewer tokens than words
+        ids = self._encode_plain(one)
+        _check_length(len(ids), limit, index)
+        return ids
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        if dimensions is not None and dimensions > self.dimensions:
+            text = f"This model's vectors have {self.dimensions} dimensions."
+            raise Refused("invalid_parameter", text, "dimensions")
+
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         """With the tokens that the tokenizer itself puts around a text, such as BOS."""
         return tuple(self._plain.encode(text).ids)
 
-    def _checked_ids(self, prompt: Sequence[int]) -> tuple[int, ...]:
+    def _checked_ids(self, prompt: Sequence[int], param: str = "prompt") -> tuple[int, ...]:
         if max(prompt) >= self.vocab_size:
-            raise Refused("invalid_token_id", f"Token ids are below {self.vocab_size}.", "prompt")
+            raise Refused("invalid_token_id", f"Token ids are below {self.vocab_size}.", param)
         return tuple(prompt)
 
     def check_bias(self, bias: dict[int, float]) -> None:
@@ -146,6 +175,24 @@ class Encoder:
                 "cannot fit.",
                 param,
             )
+
+
+def _check_length(num_tokens: int, limit: int, index: int) -> None:
+    if num_tokens > limit:
+        raise Refused(
+            "context_length_exceeded",
+            f"This model's maximum context length is {limit} tokens; input {index} has "
+            f"{num_tokens} or more.",
+            "input",
+        )
+
+
+def _tokenizer(text: str) -> Tokenizer:
+    """Without the padding and truncation that some files ask for: what is sent is what is meant."""
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -16,6 +16,7 @@ from controlplane.application.ports import AuditUnavailable, Terminal
 from controlplane.application.refused import Refused
 from controlplane.application.serve import Serving
 from controlplane.entrypoints.openai import answers
+from controlplane.entrypoints.openai.embeddings import Vectors, embedding_parameters
 from controlplane.entrypoints.openai.errors import Headers
 from controlplane.entrypoints.openai.json_object import parse_object
 from controlplane.entrypoints.openai.metrics import GatewayMetrics, ModelFigures
@@ -36,7 +37,9 @@ SSE_HEADERS: Headers = [
 PARSERS: dict[str, Callable[[Any], Parameters]] = {
     "chat": chat_parameters,
     "completions": completion_parameters,
+    "embeddings": embedding_parameters,
 }
+MANY_VECTORS = 64
 LARGE_BODY_BYTES = 64 * 1024
 Batch = list[tuple[Part, Any]]
 
@@ -54,7 +57,7 @@ def _read(endpoint: str, body: bytes) -> Parameters:
 
 
 class Inference:
-    """Chat and text completions over HTTP."""
+    """Chat and text completions, and embeddings, over HTTP."""
 
     def __init__(
         self,
@@ -72,6 +75,9 @@ class Inference:
     async def completions(self, request: Request) -> None:
         await self._serve(request, "completions")
 
+    async def embeddings(self, request: Request) -> None:
+        await self._serve(request, "embeddings")
+
     async def _serve(self, request: Request, endpoint: str) -> None:
         principal = await self.authenticator.from_header(request.headers.get(b"authorization"))
         latency_class = header_class(request.headers.get(b"x-latency-class"))
@@ -83,7 +89,9 @@ class Inference:
         assert task is not None
         call.on_cut = task.cancel
         try:
-            if parameters.stream:
+            if parameters.embeds:
+                await self._vectors(request, call, parameters)
+            elif parameters.stream:
                 await self._stream(request, call, parameters.include_usage)
             else:
                 await self._whole(request, call)
@@ -108,15 +116,30 @@ class Inference:
     # --- one body -------------------------------------------------------------------------------
     async def _whole(self, request: Request, call: Call) -> None:
         collector = answers.Collector(call)
-        while not call.is_over:
-            collector.add(await call.next())
-        if call.client_gone:
+        if await self._collected(call, collector.add):
+            body = collector.body(call, int(time.time()))
+            await request.respond(200, body, _headers(call, self.serving.monotonic()))
+
+    async def _vectors(self, request: Request, call: Call, parameters: Parameters) -> None:
+        vectors = Vectors(call, parameters)
+        if not await self._collected(call, vectors.add):
             return
+        if len(parameters.prompts) > MANY_VECTORS:  # a million numbers stop all streams as text
+            body = await asyncio.to_thread(vectors.body, call)
+        else:
+            body = vectors.body(call)
+        await request.respond(200, body, _headers(call, self.serving.monotonic()))
+
+    async def _collected(self, call: Call, add: Callable[[Batch], None]) -> bool:
+        """Take in everything, and put it on record; False if the client left. Raises Refused."""
+        while not call.is_over:
+            add(await call.next())
+        if call.client_gone:
+            return False
         await self._settled(call)
         if call.error is not None:
             raise call.error
-        body = collector.body(call, int(time.time()))
-        await request.respond(200, body, _headers(call, self.serving.monotonic()))
+        return True
 
     async def _settled(self, call: Call) -> None:
         """Like ``record``, but for a client that waits: what is not on record is not complete."""

@@ -79,8 +79,9 @@ class FleetPlacer:
         return Target(choice.node_id, choice.replica_id, left)
 
     def _prompt(self, job: Job, now: float) -> tuple[Prompt | None, Mapping[str, int]]:
-        """The prompt, and how much of it each replica has cached; None where one has no choice."""
-        if len(self._state.assignments_of(job.version_id)) < 2:
+        """The prompt, and how much of it each replica has cached; None where one has no choice, or
+        where nothing is ever cached."""
+        if job.input_lengths or len(self._state.assignments_of(job.version_id)) < 2:
             return None, {}
         prompt = prompt_of(job.cache_salt, job.prompts[0])
         caches = self._state.prefix_caches(job.version_id, self._loads, now)
@@ -147,6 +148,7 @@ class NatsGenerator:
             record_id=order.record_id,
             sent_token_ids=order.sent_token_ids,
             num_cached_tokens=order.num_cached_tokens,
+            input_lengths=order.input_lengths,
         )
         try:
             await self._transport.generate(node_id, message, sink)

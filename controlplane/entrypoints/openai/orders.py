@@ -5,6 +5,8 @@ import hmac
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
+from itertools import chain, islice
+from typing import NamedTuple
 
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.hold import NotLoadedYet
@@ -14,14 +16,23 @@ from controlplane.dispatch import refusals
 from controlplane.dispatch.admit import Asked, output_limit
 from controlplane.dispatch.resolve import Caller, Resolved, resolve
 from controlplane.entrypoints.openai.capturing import Capturing
+from controlplane.entrypoints.openai.embeddings import dealt
 from controlplane.entrypoints.openai.encoding import Encoder, Encoders
 from controlplane.entrypoints.openai.parameters import SERVICE_TIERS, Parameters
 from controlplane.entrypoints.openai.principals import TenantPrincipal
 
 BEST_CLASS = {"free": "standard"}  # tiers whose best class is not realtime
 IDS_AT_ONCE = 256
-Encoded = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+_ENDPOINTS = {"generate": "/v1/chat/completions", "embed": "/v1/embeddings"}
 _fresh_ids: list[str] = []
+
+
+class Encoded(NamedTuple):
+    """Prompts, what each may produce, and of a request that embeds where its inputs end."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: tuple[int, ...]
+    input_lengths: tuple[tuple[int, ...], ...] = ()
 
 
 class OrderDesk:
@@ -56,12 +67,13 @@ class OrderDesk:
         tenant = principal.tenant
         user = parameters.user or principal.subject
         found = self.resolve(parameters.model, principal.caller, user, request_id)
+        _check_task(parameters, found)
         try:
             encode, bound = None, 0
-            prompts, max_tokens = await self._encoded(parameters, found)
+            encoded = await self._encoded(parameters, found)
         except NotLoadedYet:
-            encode, bound = self._later(parameters, found), found.spec.max_prompt_tokens
-            prompts, max_tokens = _bounds(parameters, found)
+            encode, bound = self._later(parameters, found), _bound(parameters, found)
+            encoded = _empty(parameters, found)
         capture = None
         if tenant.captures_text:
             capture = await self._capturing.begin(tenant, endpoint, parameters)
@@ -78,9 +90,9 @@ class OrderDesk:
             version_id=found.version_id,
             latency_class=_class_of(latency_class or parameters.latency_class, tenant.tier),
             price=self._state.catalog.price(found.version_id),
-            prompts=prompts,
+            prompts=encoded.prompts,
             num_choices=parameters.n,
-            max_tokens=max_tokens,
+            max_tokens=encoded.max_tokens,
             sampling=parameters.sampling,
             cache_salt=self._salt(tenant.tenant_id),
             began=began,
@@ -89,18 +101,24 @@ class OrderDesk:
             capture=capture,
             max_prompt_tokens=bound,
             encode=encode,
+            input_lengths=encoded.input_lengths,
         )
 
     async def _encoded(self, parameters: Parameters, found: Resolved) -> Encoded:
         """Prompts and what each may produce; raises Refused, NotLoadedYet without a tokenizer."""
         encoder = await self._encoders.get(found.version_id)
+        if parameters.embeds:
+            return await _encode_inputs(encoder, parameters, found)
         encoder.check_bias(parameters.sampling.logit_bias)
         prompts = await _encode(encoder, parameters, found)
-        return prompts, tuple(_limit(encoder, parameters, found, prompt) for prompt in prompts)
+        limits = tuple(_limit(encoder, parameters, found, prompt) for prompt in prompts)
+        return Encoded(prompts, limits)
 
     def _later(self, parameters: Parameters, found: Resolved) -> Callable[[Job], Awaitable[None]]:
         async def encode(job: Job) -> None:
-            job.prompts, job.max_tokens = await self._encoded(parameters, found)
+            encoded = await self._encoded(parameters, found)
+            job.prompts, job.max_tokens = encoded.prompts, encoded.max_tokens
+            job.input_lengths = encoded.input_lengths
 
         return encode
 
@@ -118,15 +136,50 @@ def new_request_id() -> str:
     return _fresh_ids.pop()
 
 
-def _bounds(parameters: Parameters, found: Resolved) -> Encoded:
+def _check_task(parameters: Parameters, found: Resolved) -> None:
+    """Raise Refused for what the model does not do, and for more inputs than it takes."""
+    spec = found.spec
+    if parameters.embeds != (spec.task == "embed"):
+        does = "embeds" if spec.task == "embed" else "generates"
+        text = f"'{parameters.model}' {does}: use {_ENDPOINTS[spec.task]}."
+        raise Refused("model_task_mismatch", text, "model")
+    if parameters.embeds and len(parameters.prompts) > spec.max_inputs:
+        text = f"input has at most {spec.max_inputs} entries for this model."
+        raise Refused("invalid_parameter", text, "input")
+
+
+async def _encode_inputs(encoder: Encoder, parameters: Parameters, found: Resolved) -> Encoded:
+    encoder.check_dimensions(parameters.dimensions)
+    longest = found.spec.max_prompt_tokens
+    limit = min(longest, encoder.max_model_len or longest)
+    inputs = iter(await encoder.inputs(parameters.prompts, limit))
+    orders = [list(islice(inputs, num)) for num in dealt(len(parameters.prompts), longest)]
+    return Encoded(
+        tuple(tuple(chain.from_iterable(order)) for order in orders),
+        (0,) * len(orders),
+        tuple(tuple(map(len, order)) for order in orders),
+    )
+
+
+def _bound(parameters: Parameters, found: Resolved) -> int:
+    """Tokens that all prompts may have together, of a version whose tokenizer is unknown."""
+    num = 1 if parameters.messages else len(parameters.prompts)
+    return num * found.spec.max_prompt_tokens
+
+
+def _empty(parameters: Parameters, found: Resolved) -> Encoded:
     """Of a version whose tokenizer is unknown: no prompt yet, and the most each may produce."""
+    if parameters.embeds:
+        counts = dealt(len(parameters.prompts), found.spec.max_prompt_tokens)
+        lengths = tuple((0,) * num for num in counts)
+        return Encoded(((),) * len(counts), (0,) * len(counts), lengths)
     asked = Asked(1, parameters.max_tokens, parameters.n)
     try:
         most = output_limit(found.spec, asked, found.spec.max_model_len)
     except refusals.InvalidRequest as error:
         raise Refused(error.code, error.message, error.param) from error
     num = 1 if parameters.messages else len(parameters.prompts)
-    return ((),) * num, (most,) * num
+    return Encoded(((),) * num, (most,) * num)
 
 
 async def _encode(

@@ -78,7 +78,10 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class Parameters(msgspec.Struct, kw_only=True):
-    """A checked request. ``max_tokens`` None fills the context; ``n`` counts choices a prompt."""
+    """A checked request. ``max_tokens`` None fills the context; ``n`` counts choices a prompt.
+
+    One that ``embeds`` has inputs as ``prompts``; ``dimensions`` None leaves vectors as they are.
+    """
 
     model: str
     messages: list[ChatMessage] = []
@@ -90,6 +93,9 @@ class Parameters(msgspec.Struct, kw_only=True):
     include_usage: bool = False
     user: str = ""
     latency_class: str = ""
+    embeds: bool = False
+    encoding_format: str = "float"
+    dimensions: int | None = None
 
 
 Fields = Mapping[str, Any]
@@ -97,7 +103,7 @@ Fields = Mapping[str, Any]
 
 def chat_parameters(body: Fields) -> Parameters:
     """Check a chat completion request; raises Refused with ``param``."""
-    fields = _checked(body, _CHAT, "messages")
+    fields = checked(body, _CHAT, "messages")
     fields.pop("response_format", None)
     top = fields.pop("top_logprobs", None)
     wanted = fields.pop("logprobs", None)
@@ -112,7 +118,7 @@ def chat_parameters(body: Fields) -> Parameters:
 
 def completion_parameters(body: Fields) -> Parameters:
     """Check a completion request; raises Refused with ``param``."""
-    fields = _checked(body, _COMPLETION, "prompt")
+    fields = checked(body, _COMPLETION, "prompt")
     fields["prompts"] = fields.pop("prompt")
     if len(fields["prompts"]) * fields.get("n", 1) > MAX_PROMPTS:
         _fail("n", f"Prompts times n is at most {MAX_PROMPTS}.")
@@ -129,7 +135,7 @@ def _build(fields: dict[str, Any]) -> Parameters:
     return Parameters(sampling=SamplingOptions(**sampling), **fields)
 
 
-def _checked(
+def checked(
     body: Fields, checkers: Mapping[str, Callable[[str, Any], Any]], prompt: str
 ) -> dict[str, Any]:
     """Every present field through its checker; ``model`` and ``prompt`` must be there."""
@@ -166,14 +172,14 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _model(name: str, value: Any) -> str:
+def model_name(name: str, value: Any) -> str:
     text = _text(name, value)
     if not 1 <= len(text) <= 255:
         _fail(name, "model has 1 to 255 characters.")
     return text
 
 
-def _user(name: str, value: Any) -> str:
+def user_name(name: str, value: Any) -> str:
     text = _text(name, value)
     if len(text) > 512:
         _fail(name, f"{name} has at most 512 characters.")
@@ -186,7 +192,7 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
-def _whole(low: int, high: int) -> Callable[[str, Any], int]:
+def whole(low: int, high: int) -> Callable[[str, Any], int]:
     def check(name: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise Refused("invalid_type", f"{name} is an integer.", name)
@@ -219,7 +225,7 @@ def _max_tokens(name: str, value: Any) -> int:
 
 def _top_k(name: str, value: Any) -> int:
     """-1 is vLLM's way of saying off."""
-    return max(_whole(-1, 2**31 - 1)(name, value), 0)
+    return max(whole(-1, 2**31 - 1)(name, value), 0)
 
 
 def _stop(name: str, value: Any) -> tuple[str, ...]:
@@ -234,7 +240,7 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > 64:
         raise Refused("invalid_type", f"{name} is a list of at most 64 token ids.", name)
-    return tuple(_whole(0, MAX_TOKEN_ID)(name, item) for item in value)
+    return tuple(whole(0, MAX_TOKEN_ID)(name, item) for item in value)
 
 
 def _logit_bias(name: str, value: Any) -> dict[int, float]:
@@ -260,7 +266,7 @@ def _stream_options(name: str, value: Any) -> dict[str, bool]:
     return value
 
 
-def _service_tier(name: str, value: Any) -> str:
+def service_tier(name: str, value: Any) -> str:
     text = _text(name, value)
     if text not in SERVICE_TIERS:
         _fail(name, f"{name} is one of {', '.join(SERVICE_TIERS)}.")
@@ -330,40 +336,45 @@ def _part(value: Any, where: str) -> str:
     return _text(f"{where}.text", value.get("text"))
 
 
-def _prompts(name: str, value: Any) -> list[str | list[int]]:
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        raise Refused("invalid_type", "prompt is a string, a list, or token ids.", name)
-    if value and isinstance(value[0], int):
-        value = [value]
-    if len(value) > MAX_PROMPTS:
-        _fail(name, f"There are at most {MAX_PROMPTS} prompts.")
-    prompts = [_prompt(item) for item in value]
-    if not prompts or not all(prompts):
-        raise Refused("empty_prompt", "A prompt is empty.", name)
-    return prompts
+def prompts_up_to(most: int) -> Callable[[str, Any], list[str | list[int]]]:
+    """One text, its token ids, or a list of either."""
+
+    def check(name: str, value: Any) -> list[str | list[int]]:
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list):
+            raise Refused("invalid_type", f"{name} is a string, a list, or token ids.", name)
+        if value and isinstance(value[0], int):
+            value = [value]
+        if len(value) > most:
+            _fail(name, f"{name} has at most {most} entries.")
+        prompts = [_prompt(name, item) for item in value]
+        if not prompts or not all(prompts):
+            raise Refused("empty_prompt", f"{name} is empty, or holds something empty.", name)
+        return prompts
+
+    return check
 
 
-def _prompt(value: Any) -> str | list[int]:
+def _prompt(name: str, value: Any) -> str | list[int]:
     if isinstance(value, str):
         return value if value.strip() else ""
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise Refused("invalid_type", "prompt is a string, a list, or token ids.", "prompt")
+        raise Refused("invalid_type", f"{name} is a string, a list, or token ids.", name)
     if value and not 0 <= min(value) <= max(value) < MAX_TOKEN_ID:
-        raise Refused("invalid_token_id", "A token id is out of range.", "prompt")
+        raise Refused("invalid_token_id", "A token id is out of range.", name)
     return value
 
 
 _COMMON: dict[str, Callable[[str, Any], Any]] = {
-    "model": _model,
+    "model": model_name,
     "max_tokens": _max_tokens,
     "temperature": _number(0, 2),
     "top_p": _number(0, 1, above_low=True),
     "top_k": _top_k,
     "min_p": _number(0, 1),
-    "n": _whole(1, MAX_CHOICES),
-    "seed": _whole(-(2**63), 2**63 - 1),
+    "n": whole(1, MAX_CHOICES),
+    "seed": whole(-(2**63), 2**63 - 1),
     "stop": _stop,
     "stop_token_ids": _token_ids,
     "ignore_eos": _flag,
@@ -373,15 +384,15 @@ _COMMON: dict[str, Callable[[str, Any], Any]] = {
     "logit_bias": _logit_bias,
     "stream": _flag,
     "stream_options": _stream_options,
-    "user": _user,
-    "service_tier": _service_tier,
+    "user": user_name,
+    "service_tier": service_tier,
 }
 _CHAT = _COMMON | {
     "messages": _messages,
     "response_format": _response_format,
     "max_completion_tokens": _max_tokens,
     "logprobs": _flag,
-    "top_logprobs": _whole(0, MAX_LOGPROBS),
+    "top_logprobs": whole(0, MAX_LOGPROBS),
 }
-_COMPLETION = _COMMON | {"prompt": _prompts, "logprobs": _whole(0, MAX_LOGPROBS)}
+_COMPLETION = _COMMON | {"prompt": prompts_up_to(MAX_PROMPTS), "logprobs": whole(0, MAX_LOGPROBS)}
 _SAMPLING = SamplingOptions.__struct_fields__

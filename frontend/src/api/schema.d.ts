@@ -2562,6 +2562,12 @@ export interface components {
             code: string;
             reason: string;
         };
+        /**
+         * @description * `generate` - generate
+         *     * `embed` - embed
+         * @enum {string}
+         */
+        TaskEnum: "generate" | "embed";
         Tenant: {
             tenant_id: string;
             name: string;
@@ -2757,6 +2763,15 @@ export interface components {
              *     * `vllm` - vllm
              */
             engine: components["schemas"]["EngineEnum"];
+            /**
+             * @description What it serves: text, or embeddings.
+             *
+             *     * `generate` - generate
+             *     * `embed` - embed
+             */
+            task: components["schemas"]["TaskEnum"];
+            /** @description Texts to embed in one request. */
+            max_inputs: number;
             retired: boolean;
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
@@ -2798,6 +2813,10 @@ export interface components {
             residency?: string;
             /** @description builtin, or vllm on nodes that have it. */
             engine?: string;
+            /** @description generate, or embed. */
+            task?: string;
+            /** @description Texts to embed in one request, up to 2048. */
+            max_inputs?: number;
         };
         VersionPage: {
             next: string | null;

@@ -30,6 +30,8 @@ export function version(model, name, part = {}) {
     guaranteed_percent: 0,
     residency: "resident",
     engine: "builtin",
+    task: "generate",
+    max_inputs: 2048,
     retired: false,
     status: "ready",
     ready_replicas: 1,

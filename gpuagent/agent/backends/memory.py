@@ -16,6 +16,8 @@ says, else an eighth of the rest and at most 128 MiB. The pools take what is lef
 On a CPU the pools of the replicas in one worker are one (``engine.shared_pool``): what is said here
 is a replica's guarantee, and it may use what the others leave, up to those ``max_batch`` sequences.
 
+An encoder has weights and the activations of a step, and nothing else.
+
 A replica on two workers has the model's weights and activations twice; a tenth of its memory is
 what the two share (``arena``); the prefill worker's pool is a quarter of the rest but at most four
 full sequences, and the decode worker's swap space takes in at least one.
@@ -36,6 +38,7 @@ from gpuagent.agent.backends.base import LoadError
 from gpuagent.agent.reconcile import share_bytes
 from gpuagent.engine.precision import Precision
 from gpuagent.models.config import ModelConfig, estimate_memory
+from gpuagent.models.encoder_config import EncoderConfig
 from gpuagent.models.sharding import shard_config
 from gpuagent.wire.messages import ReplicaSpec
 
@@ -105,6 +108,16 @@ def divide_among(
         fits.append((each.kv_bytes // (BLOCK_SIZE * formats.kv_bytes_per_token(part)), each))
     num_blocks, tightest = min(fits, key=lambda fit: fit[0])
     return Division(tightest.kv_bytes, 0, num_blocks=num_blocks)
+
+
+def check_encoder(spec: ReplicaSpec, config: EncoderConfig, dtype: str) -> None:
+    """Raise LoadError ``insufficient_memory`` if weights and a step do not fit the budget."""
+    weights = config.weights_bytes(dtype)
+    longest = max(spec.max_batch_tokens, min(spec.max_model_len, config.max_length))
+    workspace = config.workspace_bytes(dtype, longest)
+    if weights + workspace > spec.memory_bytes:
+        text = f"{weights} bytes for weights and {workspace} for activations are more than the "
+        raise LoadError("insufficient_memory", f"{text}budget of {spec.memory_bytes}")
 
 
 def _on_one(spec: ReplicaSpec, needs: _Needs) -> Division:

@@ -15,6 +15,7 @@ every text can be a prompt. ``stop_after=N`` ends generations at N tokens as an 
 Models with ``shares=1`` that live in one process hold the device one at a time, as real ones do;
 otherwise each has a device of its own, however many there are. For drills, ``load_fails=CODE``
 makes loading fail and ``raises_at=N`` the N-th step; ``swap_ms`` is the time of a swap, each way.
+With task embed there are vectors of ``dims`` elements instead of words (``simulated_embedding``).
 """
 
 import hashlib
@@ -37,6 +38,7 @@ from gpuagent.engine.request import (
     RequestOutput,
     RequestRejected,
     TokenLogprob,
+    check_generates,
 )
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from gpuagent.wire.messages import ReplicaSpec, TokenizerBundle
@@ -67,12 +69,15 @@ class SimulatedParams:
     raises_at: int = 0
     shares: int = 0
     swap_ms: float = 0.0
+    dims: int = 64
 
     def __post_init__(self) -> None:
         if not (0 <= self.step_ms <= 60_000 and 0 <= self.load_ms <= 600_000):
             raise ValueError("step_ms is at most a minute, load_ms ten")
         if not (self.prefill_tps > 0 and FIRST_WORD < self.vocab <= 200_000):
             raise ValueError(f"prefill_tps is above 0, vocab from {FIRST_WORD + 1} to 200000")
+        if not 1 <= self.dims <= 4096:
+            raise ValueError("dims is from 1 to 4096")
 
 
 def parse_params(source: str) -> SimulatedParams:
@@ -88,13 +93,7 @@ def parse_params(source: str) -> SimulatedParams:
 def load_simulated(spec: ReplicaSpec, progress: Progress, role: str = "both") -> LoadedModel:
     """An engine for a ``simulated://`` source; raises LoadError."""
     params = parse_params(spec.source)
-    progress("loading", "simulate", 0.0)
-    time.sleep(params.load_ms / 1000)
-    if params.load_fails:
-        raise LoadError(params.load_fails, "as the source asks")
-    digest = hashlib.sha256(spec.source.encode()).hexdigest()
-    if spec.sha256 and spec.sha256 != digest:
-        raise LoadError("checksum_mismatch", f"found {digest}, expected {spec.sha256}")
+    digest = begin_load(spec, params, progress)
     return LoadedModel(
         engine=SimulatedEngine(spec, params, role),
         bundle=make_bundle(spec, params),
@@ -102,6 +101,18 @@ def load_simulated(spec: ReplicaSpec, progress: Progress, role: str = "both") ->
         max_model_len=spec.max_model_len,
         peak_bytes=spec.memory_bytes,
     )
+
+
+def begin_load(spec: ReplicaSpec, params: SimulatedParams, progress: Progress) -> str:
+    """Take the time that loading takes; the digest. Raises LoadError."""
+    progress("loading", "simulate", 0.0)
+    time.sleep(params.load_ms / 1000)
+    if params.load_fails:
+        raise LoadError(params.load_fails, "as the source asks")
+    digest = hashlib.sha256(spec.source.encode()).hexdigest()
+    if spec.sha256 and spec.sha256 != digest:
+        raise LoadError("checksum_mismatch", f"found {digest}, expected {spec.sha256}")
+    return digest
 
 
 def make_bundle(spec: ReplicaSpec, params: SimulatedParams) -> TokenizerBundle:
@@ -203,6 +214,7 @@ class SimulatedEngine:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request; raises RequestRejected for the caller's mistake."""
+        check_generates(request)
         if not all(0 <= token < self.params.vocab for token in request.prompt_token_ids):
             raise RequestRejected("invalid_token_id", f"ids are below {self.params.vocab}")
         if request.sampling.max_tokens < 1:

@@ -5,14 +5,14 @@ not fit is refused with ``insufficient_memory`` instead of being tried, and what
 and this device or checkpoint does not have, with a code that names it.
 """
 
-import logging
 import socket
-import threading
 
 import torch
 
+from gpuagent.agent.backends import encoder
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
 from gpuagent.agent.backends.fetching import fetch, to_wire
+from gpuagent.agent.backends.loading import LOADING, warning_of
 from gpuagent.agent.backends.memory import BLOCK_SIZE, Division, divide, divide_among
 from gpuagent.agent.backends.peak import PeakMemory
 from gpuagent.agent.ipc import WorkerConfig
@@ -24,16 +24,9 @@ from gpuagent.engine.precision import Precision, check_checkpoint, precision
 from gpuagent.engine.ranks import Line, Rank, check_supported
 from gpuagent.engine.scheduler import Policy
 from gpuagent.models.config import read_config
+from gpuagent.models.encoder_config import is_encoder
 from gpuagent.models.errors import LoadError as ModelError
 from gpuagent.wire.messages import ReplicaSpec
-
-SLOW_BF16 = (
-    "slow_bf16",
-    "bf16 is computed without hardware support on this processor: expect a fraction of the speed "
-    "of float32 or int8",
-)
-LOADING = threading.Lock()  # one at a time: two peaks together might be more than there is
-logger = logging.getLogger(__name__)
 
 
 def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> LoadedModel:
@@ -42,11 +35,17 @@ def load_torch(spec: ReplicaSpec, config: WorkerConfig, progress: Progress) -> L
     place = _place(spec, config)
     try:
         formats = precision(spec.quantization, spec.kv_cache_dtype, config.device.kind)
+        if spec.task == "embed":
+            encoder.check_formats(formats)
         local = fetch(spec.source, spec.sha256, config, formats.dtype, progress)
         draft = None
         if spec.speculation == "draft":
             draft = fetch(spec.draft_model, "", config, formats.dtype, progress)
         progress("loading", "weights", 0.0)
+        if spec.task == "embed":
+            return encoder.load(spec, config, local, formats)
+        if is_encoder(local.path):
+            raise LoadError("checkpoint_mismatch", "the checkpoint is an encoder: task is embed")
         loaded = _load(spec, config, local, draft, formats, place)
         if place and config.group:
             progress("loading", "group", 0.0)
@@ -105,7 +104,7 @@ def _load(
         max_model_len=min(max_model_len, stats.num_blocks * stats.block_size),
         peak_bytes=model_bytes + stats.kv_bytes + division.swap_bytes,
         workspace_bytes=model_bytes - stats.weights_bytes,
-        warning=_warning(formats, device),
+        warning=warning_of(formats, device),
         follower=place.follower(engine.executor) if place else None,
     )
 
@@ -139,17 +138,3 @@ def _engine(
         kv_limit_bytes=division.kv_limit_bytes,
         rank=place,
     )
-
-
-def _warning(formats: Precision, device: str) -> tuple[str, str]:
-    """Why this will be slow, for the log and the replica's state."""
-    if device != "cpu" or formats.dtype != "bfloat16" or has_fast_bf16():
-        return "", ""
-    logger.warning("%s: %s", *SLOW_BF16)
-    return SLOW_BF16
-
-
-def has_fast_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 in hardware."""
-    known = torch.cpu.get_capabilities()
-    return bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("bf16"))

@@ -13,6 +13,7 @@ from controlplane.domain.model import (
     QUANTIZATIONS,
     RESIDENCIES,
     SPECULATIONS,
+    TASKS,
 )
 from controlplane.domain.policy import ROLES
 from controlplane.entrypoints.rest.fields import (
@@ -102,6 +103,8 @@ class VersionSerializer(serializers.Serializer[Any]):
     engine = serializers.ChoiceField(
         ENGINES, help_text="What runs it; only nodes whose agents have it are considered."
     )
+    task = serializers.ChoiceField(TASKS, help_text="What it serves: text, or embeddings.")
+    max_inputs = serializers.IntegerField(help_text="Texts to embed in one request.")
     retired = serializers.BooleanField()
     status = serializers.ChoiceField(VERSION_STATUSES)
     ready_replicas = serializers.IntegerField()
@@ -152,6 +155,8 @@ class VersionOrder(Order):
     needs = NeedsSerializer(required=False)
     residency = Text(required=False, help_text="resident, or swappable below priority high.")
     engine = Text(required=False, help_text="builtin, or vllm on nodes that have it.")
+    task = Text(required=False, help_text="generate, or embed.")
+    max_inputs = Integer(required=False, help_text="Texts to embed in one request, up to 2048.")
 
 
 class ScaleOrder(Order):

@@ -9,10 +9,12 @@ const GIB = 2 ** 30;
 const FIRST = {
   version: "v1",
   source: "",
+  task: "generate",
   gpu_memory: GIB,
   max_batch: 16,
   max_prompt_tokens: 2048,
   max_output_tokens: 2048,
+  max_inputs: 2048,
   quantization: "none",
   kv_cache_dtype: "auto",
   engine: "builtin",
@@ -33,8 +35,9 @@ type Spec = typeof FIRST;
 function nextSpec({ versions }: Model): Spec {
   const newest = versions.at(-1);
   if (newest === undefined) return FIRST;
-  const { source, gpu_memory, max_batch, max_prompt_tokens, max_output_tokens } = newest;
-  const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens };
+  const { source, task, gpu_memory, max_batch } = newest;
+  const { max_prompt_tokens, max_output_tokens, max_inputs } = newest;
+  const limits = { gpu_memory, max_batch, max_prompt_tokens, max_output_tokens, max_inputs };
   const { quantization, kv_cache_dtype, policy, priority, guaranteed_percent, residency } = newest;
   const { speculation, draft_model, disaggregation, engine } = newest;
   const options = {
@@ -46,15 +49,8 @@ function nextSpec({ versions }: Model): Spec {
     disaggregation,
   };
   const share = { priority, guaranteed_percent, residency };
-  return {
-    ...FIRST,
-    version: nextName(newest.version),
-    source,
-    ...limits,
-    engine,
-    ...options,
-    ...share,
-  };
+  const what = { version: nextName(newest.version), source, task, engine };
+  return { ...FIRST, ...what, ...limits, ...options, ...share };
 }
 
 /** v1 → v2, 2024-r9 → 2024-r10; a name without a number at its end has no next one. */
@@ -67,7 +63,10 @@ function nextName(version: string): string {
 function ordered(spec: Spec): Spec {
   const draft_model = spec.speculation === "draft" ? spec.draft_model : "";
   const guaranteed_percent = spec.priority === "high" ? spec.guaranteed_percent : 0;
-  return { ...spec, draft_model, guaranteed_percent };
+  const { kv_cache_dtype, policy, speculation, disaggregation, max_output_tokens } = FIRST;
+  const generation = { kv_cache_dtype, policy, speculation, disaggregation, max_output_tokens };
+  const unused = spec.task === "embed" ? { ...generation, draft_model: "" } : {};
+  return { ...spec, draft_model, guaranteed_percent, ...unused };
 }
 
 interface AddVersionModalProps {
@@ -131,8 +130,22 @@ function keeps(name: string, version: string): string {
   return `${name} alone still means ${version}, until another version is made the default.`;
 }
 
+/** What only a model that generates has. */
+const OF_GENERATION = new Set<keyof Spec>([
+  "kv_cache_dtype",
+  "policy",
+  "speculation",
+  "disaggregation",
+  "max_output_tokens",
+]);
+
+function isOf(spec: Spec, field: keyof Spec): boolean {
+  return spec.task === "embed" ? !OF_GENERATION.has(field) : field !== "max_inputs";
+}
+
 const CHOICES: [keyof Spec, string, string[]][] = [
   ["engine", "Engine", ["builtin", "vllm"]],
+  ["task", "Task", ["generate", "embed"]],
   ["quantization", "Quantization", ["none", "bf16", "int8", "int8-weight-only", "awq-int4"]],
   ["kv_cache_dtype", "KV cache type", ["auto", "float32", "bfloat16", "int8"]],
   ["policy", "Batching", ["continuous", "static", "prefill-first"]],
@@ -145,7 +158,7 @@ const CHOICES: [keyof Spec, string, string[]][] = [
 function ChoiceFields({ spec, change }: FieldsProps) {
   return (
     <>
-      {CHOICES.map(([field, label, data]) => (
+      {CHOICES.filter(([field]) => isOf(spec, field)).map(([field, label, data]) => (
         <Select
           key={field}
           label={label}
@@ -155,7 +168,7 @@ function ChoiceFields({ spec, change }: FieldsProps) {
           onChange={(value) => value && change({ [field]: value })}
         />
       ))}
-      {spec.speculation === "draft" && (
+      {spec.task === "generate" && spec.speculation === "draft" && (
         <TextInput
           label="Draft model"
           description="Source of a smaller model with the same vocabulary"
@@ -185,6 +198,7 @@ const NUMBERS: [keyof Spec, string, number][] = [
   ["max_replicas", "Maximum replicas", 1],
   ["max_prompt_tokens", "Prompt tokens, at most", 1],
   ["max_output_tokens", "Output tokens, at most", 1],
+  ["max_inputs", "Inputs in a request, at most", 1],
   ["max_batch", "Sequences in a batch, at most", 1],
 ];
 
@@ -200,7 +214,7 @@ function NumberFields({ spec, change }: FieldsProps) {
         value={spec.gpu_memory / GIB}
         onChange={(gib) => change({ gpu_memory: Math.round(Number(gib) * GIB) })}
       />
-      {NUMBERS.map(([field, label, min]) => (
+      {NUMBERS.filter(([field]) => isOf(spec, field)).map(([field, label, min]) => (
         <NumberInput
           key={field}
           label={label}

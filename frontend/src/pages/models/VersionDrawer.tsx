@@ -55,13 +55,16 @@ function specification(version: Version): [string, React.ReactNode][] {
     ["Source", <Id key="source" value={version.source} />],
     ["SHA-256", version.sha256 ? <Id key="sha" value={version.sha256} short={16} /> : "not pinned"],
     ["Format", version.format],
+    ["Task", version.task],
     ["Memory per device", bytes(version.gpu_memory)],
     ["Tensor parallel", integer(version.tensor_parallel)],
     ["Quantization", version.quantization],
     ["KV cache type", version.kv_cache_dtype],
     ["Batch, at most", integer(version.max_batch)],
     ["Prompt tokens, at most", integer(version.max_prompt_tokens)],
-    ["Output tokens, at most", integer(version.max_output_tokens)],
+    version.task === "embed"
+      ? ["Inputs in a request, at most", integer(version.max_inputs)]
+      : ["Output tokens, at most", integer(version.max_output_tokens)],
     ["Priority", version.priority],
     [
       "Guaranteed",

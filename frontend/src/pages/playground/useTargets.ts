@@ -1,7 +1,8 @@
-/** What can be asked for, grouped for a select: routes, models, aliases and exact versions. */
+/** What can be asked to talk, grouped for a select: routes, models, aliases and exact versions. */
 import { useQuery } from "@tanstack/react-query";
 import { modelsQuery } from "@/api/models";
 import { routesQuery } from "@/api/routes";
+import type { Version } from "@/api/types";
 
 export interface TargetGroup {
   group: string;
@@ -12,7 +13,7 @@ export function useTargets(): TargetGroup[] | undefined {
   const models = useQuery(modelsQuery).data;
   const routes = useQuery(routesQuery).data;
   if (!models || !routes) return undefined;
-  const live = models.filter((model) => model.versions.some((version) => !version.retired));
+  const live = models.filter((model) => model.versions.some(talks));
   const groups = [
     { group: "Models", items: live.map((model) => model.name) },
     { group: "Routes", items: routes.map((route) => route.name) },
@@ -20,11 +21,15 @@ export function useTargets(): TargetGroup[] | undefined {
     {
       group: "Exact versions",
       items: live.flatMap((model) =>
-        model.versions.filter((v) => !v.retired).map((version) => version.version_id),
+        model.versions.filter(talks).map((version) => version.version_id),
       ),
     },
   ];
   return withoutRepeats(groups);
+}
+
+function talks(version: Version): boolean {
+  return !version.retired && version.task === "generate";
 }
 
 /** A select refuses the same value twice, and a route may shadow a model's name. */
