@@ -13,9 +13,11 @@ exponential variables is Efraimidis & Spirakis 2006.) Worked example, weights a 
     b's weight is raised to 2: b scores 1.24, ann stays    at 4: b scores 2.49, ann moves to b
 
 An arm's scores depend on its own weight alone, so a change of one weight moves users only to or
-from that arm: exactly the share that must move. Rejected: a hash ring (needs hundreds of points
-per arm for even shares) and ``hash(user) % 100 < pct`` (with three arms or more, a change of one
-weight shifts the borders between the others).
+from that arm: exactly the share that must move. An arm whose version is retired is passed over in
+the same way; one whose version is not loaded is not, or the shares of an experiment would depend on
+who loads faster. Rejected: a hash ring (needs hundreds of points per arm for even shares) and
+``hash(user) % 100 < pct`` (with three arms or more, a change of one weight shifts the borders
+between the others).
 """
 
 import hashlib
@@ -164,7 +166,10 @@ def _by_route(
 ) -> Resolved:
     route_state = catalog.routes[name]
     key = user if user and route_state.sticky else request_id
-    arm = choose_arm(name, route_state.arms, key)
+    arms = tuple(one for one in route_state.arms if one.weight and catalog.is_live(one.version_id))
+    if not arms:
+        raise not_found(requested)
+    arm = choose_arm(name, arms, key)
     model_name, _, version = arm.version_id.partition("@")
     found = _of_version(catalog, requested, model_name, version, caller)
     return Resolved(requested, name, arm.name, found.model, found.version_id, found.spec)

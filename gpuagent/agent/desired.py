@@ -41,7 +41,7 @@ class DesiredKeeper:
 
     def __init__(self, node_id: str, state_dir: Path) -> None:
         self._node_id = node_id
-        self._path = state_dir / "desired.json"
+        self._path = state_dir / f"desired-{node_id}.json"  # several nodes may share the folder
         state_dir.mkdir(parents=True, exist_ok=True)
         self.mark = _read_mark(self._path)
         self.state: DesiredState | None = None

@@ -45,9 +45,14 @@ def test_another_clusters_or_nodes_decision_is_refused(tmp_path: Path) -> None:
             keeper.offer(foreign)
 
 
+def test_nodes_that_share_a_folder_do_not_share_a_mark(tmp_path: Path) -> None:
+    DesiredKeeper("n2", tmp_path).offer(desired(3, 9, node="n2"))
+    assert DesiredKeeper("n1", tmp_path).offer(desired(3, 7))
+
+
 def test_a_damaged_mark_stops_the_agent_rather_than_forget(tmp_path: Path) -> None:
     DesiredKeeper("n1", tmp_path).offer(desired(3, 7))
-    (tmp_path / "desired.json").write_bytes(b'{"epoch": ')
+    (tmp_path / "desired-n1.json").write_bytes(b'{"epoch": ')
     with pytest.raises(ValueError):
         DesiredKeeper("n1", tmp_path)
 

@@ -164,6 +164,20 @@ def test_users_move_only_to_or_from_the_changed_arm(
             assert now == old or old == f"a{index}"
 
 
+def test_an_arm_whose_version_is_retired_is_passed_over() -> None:
+    """Its users go to the others, who stay; without any arm left the route is not found."""
+    arms = (Arm("a", "m@v1", 1.0), Arm("b", "m@v2", 1.0))  # type: ignore[arg-type]
+    before = catalog(RouteCreated("r", arms, True, 0.0))
+    after = catalog(RouteCreated("r", arms, True, 0.0), ModelVersionRetired("m", "v2", 1.0))
+    users = [f"user-{n}" for n in range(50)]
+    assert {version(before, "r", user) for user in users} == {"m@v1", "m@v2"}
+    assert {version(after, "r", user) for user in users} == {"m@v1"}
+    assert "r" in visible_names(after, of("acme"))
+    after.apply(ModelVersionRetired("m", "v1", 2.0))
+    with pytest.raises(ModelNotFound):
+        version(after, "r")
+
+
 def test_an_arm_of_weight_zero_gets_nobody() -> None:
     arms = (Arm("a", "m@v1", 0.0), Arm("b", "m@v1", 1.0))
     assert {choose_arm("r", arms, str(n)).name for n in range(200)} == {"b"}

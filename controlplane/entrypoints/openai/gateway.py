@@ -256,7 +256,10 @@ class Gateway:
                 log.warning("duty failed", duty=duty.__name__, error=str(error))
 
     async def _watch_bus(self) -> None:
+        was_cut = self.serving.is_cut
         self.serving.watch_bus(self.bus.away_s(self._clock.monotonic()))
+        if self.serving.is_cut != was_cut:
+            log.warning("bus away" if self.serving.is_cut else "bus back")
 
     async def _sweep(self) -> None:
         self.serving.sweep(self._refusal_of)

@@ -1691,7 +1691,7 @@ export interface components {
             reason?: string;
             name: string;
             /** @default developer */
-            role: string;
+            role: components["schemas"]["RoleEnum"];
             scopes?: string[];
             /** @description Names the key may ask for; none means all. */
             models?: string[];

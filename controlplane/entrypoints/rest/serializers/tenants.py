@@ -139,7 +139,7 @@ class KeySerializer(serializers.Serializer[Any]):
 
 class KeyOrder(Order):
     name = Text(max_length=200)
-    role = Text(required=False, default="developer")
+    role = Choice(ROLES, required=False, default="developer")
     scopes = Texts(required=False)
     models = Texts(required=False, help_text="Names the key may ask for; none means all.")
     expires_at = Number(required=False, allow_null=True)

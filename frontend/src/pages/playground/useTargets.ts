@@ -2,7 +2,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { modelsQuery } from "@/api/models";
 import { routesQuery } from "@/api/routes";
-import type { Version } from "@/api/types";
+import type { Model, Version } from "@/api/types";
 
 export interface TargetGroup {
   group: string;
@@ -13,7 +13,8 @@ export function useTargets(): TargetGroup[] | undefined {
   const models = useQuery(modelsQuery).data;
   const routes = useQuery(routesQuery).data;
   if (!models || !routes) return undefined;
-  const live = models.filter((model) => model.versions.some(talks));
+  const talking = models.filter((model) => model.versions.some(talks));
+  const live = [...talking.filter(answers), ...talking.filter((model) => !answers(model))];
   const groups = [
     { group: "Models", items: live.map((model) => model.name) },
     { group: "Routes", items: routes.map((route) => route.name) },
@@ -30,6 +31,11 @@ export function useTargets(): TargetGroup[] | undefined {
 
 function talks(version: Version): boolean {
   return !version.retired && version.task === "generate";
+}
+
+/** Such a model comes first, and is what a visitor who names none talks to. */
+function answers({ versions }: Model): boolean {
+  return versions.some((version) => talks(version) && version.ready_replicas > 0);
 }
 
 /** A select refuses the same value twice, and a route may shadow a model's name. */
