@@ -1,9 +1,11 @@
 import { MultiSelect, Select, TagsInput, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { issueKey } from "@/api/tenants";
-import type { IssuedKey } from "@/api/types";
+import type { IssuedKey, NewKey } from "@/api/types";
 import { FormModal } from "@/ui/FormModal";
 
+type Role = NonNullable<NewKey["role"]>;
+const ROLES: Role[] = ["admin", "operator", "auditor", "developer", "viewer"];
 const DAY = 86_400;
 const LIFETIMES = [
   { value: "0", label: "Never" },
@@ -21,7 +23,7 @@ interface IssueKeyModalProps {
 
 export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyModalProps) {
   const [name, setName] = useState("");
-  const [role, setRole] = useState("developer");
+  const [role, setRole] = useState<Role>("developer");
   const [models, setModels] = useState<string[]>([]);
   const [scopes, setScopes] = useState(["inference"]);
   const [lifetime, setLifetime] = useState("0");
@@ -48,10 +50,10 @@ export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyM
       <Select
         label="Role"
         description="What it may do in general; the scopes narrow it."
-        data={["admin", "operator", "auditor", "developer", "viewer"]}
+        data={ROLES}
         allowDeselect={false}
         value={role}
-        onChange={(value) => value && setRole(value)}
+        onChange={(value) => value && setRole(value as Role)}
       />
       <TagsInput
         label="Models"
