@@ -37,7 +37,7 @@ from gpuagent.engine.drafts import load_draft
 from gpuagent.engine.executors import DTYPES, make_executor
 from gpuagent.engine.model_runner import Executor, ExecutorLost, ModelRunner, StepResult
 from gpuagent.engine.parking import Parked, park
-from gpuagent.engine.precision import check_checkpoint, of_dtype
+from gpuagent.engine.precision import Precision, check_checkpoint, of_dtype
 from gpuagent.engine.ranks import Rank, check_supported
 from gpuagent.engine.request import (
     EngineStats,
@@ -57,6 +57,7 @@ from gpuagent.engine.speculator import MAX_CATCH_UP, SpeculationKind, Speculator
 from gpuagent.engine.verification import Drafts, accept
 from gpuagent.models.config import ModelConfig, eos_ids, read_config, read_json
 from gpuagent.models.llama import LlamaModel
+from gpuagent.models.sharding import Shard
 
 NO_SPECULATION = SpeculationCounters()
 NO_DRAFTS = Drafts(())
@@ -195,10 +196,7 @@ class TorchEngine:
         folder, kind = Path(path), SpeculationKind(speculation)
         formats = of_dtype(dtype, quantization, kv_cache_dtype)
         check_checkpoint(read_config(folder), quantization)
-        shard = None
-        if rank:
-            check_supported(quantization, speculation, swap_bytes)
-            shard = rank.shard
+        shard = _shard_of(rank, quantization, speculation, swap_bytes)
         model = LlamaModel.load(folder, DTYPES[dtype], device, max_model_len, shard)
         length = min(max_model_len or model.config.max_position, model.config.max_position)
         small = None
@@ -225,8 +223,7 @@ class TorchEngine:
         eos = _eos_token_ids(folder, model.config)
         engine = cls(executor, model.config, tokenizer, scheduling, eos, pool.lease)
         if small:
-            sizes = replace(scheduling, max_batch_tokens=max(max_batch_tokens, MAX_CATCH_UP))
-            engine.draft = make_executor(small, sizes, formats.of_draft(), device)
+            engine.draft = _drafting(small, scheduling, formats, device)
         return engine._guessing(kind)
 
     def _guessing(self, kind: SpeculationKind) -> Self:
@@ -686,6 +683,24 @@ class _PoolSize:
     num_blocks: int
     blocks_per_chunk: int = 1
     lease: Lease | None = None
+
+
+def _drafting(
+    model: LlamaModel, scheduling: SchedulerConfig, formats: Precision, device: str
+) -> Executor:
+    """What computes the guesses: its prompts may be longer than a step of the target's."""
+    sizes = replace(scheduling, max_batch_tokens=max(scheduling.max_batch_tokens, MAX_CATCH_UP))
+    return make_executor(model, sizes, formats.of_draft(), device)
+
+
+def _shard_of(
+    rank: Rank | None, quantization: str, speculation: str, swap_bytes: int
+) -> Shard | None:
+    """The rank's part of the model, None for all of it; raises LoadError."""
+    if rank is None:
+        return None
+    check_supported(quantization, speculation, swap_bytes)
+    return rank.shard
 
 
 def _size_pool(
