@@ -1,6 +1,10 @@
 """A real model, SmolLM2-135M-Instruct, through agent, worker and bus."""
 
+import asyncio
+from contextlib import suppress
+
 import pytest
+from nats.js.errors import ObjectNotFoundError
 from tokenizers import Tokenizer
 
 from gpuagent.wire import codec
@@ -8,6 +12,16 @@ from gpuagent.wire.messages import Sampling, TokenizerBundle
 from tests.agent.conftest import StartAgent
 from tests.agent.harness import GIB, Control, spec
 from tests.engine.real_model import SMOLLM2, cache_root
+
+
+async def stored_tokenizer(plane: Control, version_id: str) -> bytes:
+    """Its bundle, which the agent stores beside saying that the replica is ready."""
+    store = await plane.bus.jetstream().object_store("tokenizers")
+    for _ in range(100):
+        with suppress(ObjectNotFoundError):
+            return (await store.get(version_id)).data or b""
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"no tokenizer of {version_id} was stored")
 
 
 @pytest.mark.model
@@ -20,8 +34,7 @@ async def test_a_real_model_answers_over_the_bus(plane: Control, start_agent: St
     assert status.sha256.startswith("3f85eb6c") and status.max_model_len == 2048
     assert 0 < status.weights_bytes + status.kv_bytes < 2 * GIB
 
-    store = await plane.bus.jetstream().object_store("tokenizers")
-    stored = (await store.get("m@1")).data or b""
+    stored = await stored_tokenizer(plane, "m@1")
     bundle = codec.decode(stored, TokenizerBundle, max_bytes=64 << 20)
     tokenizer = Tokenizer.from_str(bundle.tokenizer_json.decode())
     prompt = (
