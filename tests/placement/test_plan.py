@@ -289,16 +289,25 @@ def test_sizes_read_well() -> None:
 
 
 def test_200_models_on_48_devices_plan_in_milliseconds() -> None:
-    """Nothing to do: under 5 ms; one node of eight devices lost: under 50 ms (best of five)."""
+    """Nothing to do: 5 ms; one node of eight devices lost: 50 ms; of a processor that adds up
+    100,000 numbers in 2 ms (best of five)."""
     nodes = [node(f"n{i}", *[80.0] * 8) for i in range(6)]
     versions = [version(f"m{i:03}", 4 + i % 9, replicas=1) for i in range(200)]
     snapshot = fleet(nodes, versions)
     full = after(snapshot, plan(snapshot, 1))
     assert len(full.assigned) == 200
-    assert _best_of_five(lambda: plan(full, 2)) < 0.005
+    unit = _best_of_five(lambda: _add_up(100_000)) / 2
+    assert _best_of_five(lambda: plan(full, 2)) < 5 * unit
     lost = fleet([node("n0", *[80.0] * 8, status="lost"), *nodes[1:]], versions,
                  list(full.assigned))  # fmt: skip
-    assert _best_of_five(lambda: plan(lost, 2)) < 0.05
+    assert _best_of_five(lambda: plan(lost, 2)) < 50 * unit
+
+
+def _add_up(count: int) -> int:
+    total = 0
+    for number in range(count):
+        total += number
+    return total
 
 
 def _best_of_five(work: object) -> float:
