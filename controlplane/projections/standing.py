@@ -92,7 +92,9 @@ def _version_added(rows: Rows, event: model.ModelVersionAdded, recorded: Recorde
 
 
 def _node_changed(
-    rows: Rows, event: node.NodeJoined | node.NodeRecovered | node.NodeLost, recorded: Recorded
+    rows: Rows,
+    event: node.NodeJoined | node.NodeRecovered | node.NodeLost | node.NodeRemoved,
+    recorded: Recorded,
 ) -> None:
     for version_id in {row.version_id for row in rows.find(Replica, node_id=event.node_id)}:
         refresh(rows, version_id)
@@ -138,7 +140,7 @@ def _replace_unplaced(rows: Rows, event: PlacementDecided) -> set[str]:
 
 PROJECTION = Projection(
     "standing",
-    3,
+    4,
     (Unplaced,),
     {
         model.ModelVersionAdded: _version_added,
@@ -147,6 +149,7 @@ PROJECTION = Projection(
         node.NodeJoined: _node_changed,
         node.NodeRecovered: _node_changed,
         node.NodeLost: _node_changed,
+        node.NodeRemoved: _node_changed,
         node.ReplicaStateChanged: _replica_changed,
         node.ReplicaBecameReady: _replica_changed,
         node.ReplicaFailed: _replica_changed,

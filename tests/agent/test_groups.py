@@ -44,7 +44,7 @@ def ranks(agent: Agent) -> dict[int, psutil.Process]:
     """The workers of groups, by rank."""
     found = {}
     for each in agent.workers():
-        with suppress(psutil.Error, ValueError):  # it has just ended, or not begun
+        with suppress(psutil.Error, ValueError, AttributeError):  # it has just ended, or not begun
             if group := json.loads(each.cmdline()[-1]).get("group"):
                 found[group["rank"]] = each
     return found

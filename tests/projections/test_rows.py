@@ -180,6 +180,14 @@ def test_a_lost_node_is_not_believed_any_more() -> None:
     assert back is not None and back.state == "assigned"
 
 
+def test_a_removed_node_leaves_nothing_that_counts() -> None:
+    """Also one that was only suspected, whose replicas were ready by its last word."""
+    suspected = node.NodeSuspected(s.NODE, 6.0, 7.0)
+    removed = node.NodeRemoved(s.NODE, 8.0)
+    assert standing_after(PLACED, READY, suspected)[1] == 1
+    assert standing_after(PLACED, READY, suspected, removed)[:2] == ("loading", 0)
+
+
 def test_a_restarted_agent_starts_from_nothing() -> None:
     again = node.NodeJoined(s.NODE, "boot-2", "zone-a", s.DEVICES, 7.0)
     row = replica_after(PLACED, READY, again)
