@@ -95,7 +95,7 @@ def _load(
         engine = _engine(spec, config, local, draft, formats, division, max_model_len, place)
     stats = engine.stats()
     model_bytes = max(peak.num_bytes, stats.weights_bytes)
-    if device == "cuda":  # the pool is part of what was measured
+    if device == "cuda" or place:  # the pool, cleared at once, is part of what was measured
         model_bytes = max(peak.num_bytes - stats.kv_bytes, stats.weights_bytes)
     return LoadedModel(
         engine=engine,
