@@ -240,7 +240,9 @@ NodeCommand = DrainNode | UndrainNode | RemoveNode | RecordNodeEvents
 def decide(node: Node, command: NodeCommand) -> list[Event]:
     if isinstance(command, RecordNodeEvents):
         checked_name(command.node_id, "node_id")
-        is_known = node.status != "absent" or isinstance(command.events[0], NodeJoined)
+        is_known = node.status != "absent" or isinstance(
+            next(iter(command.events), None), NodeJoined
+        )
         return list(command.events) if is_known else []  # removed since they were concluded
     if node.status == "absent":
         raise NotFound("node", command.node_id)

@@ -76,6 +76,7 @@ def test_only_a_node_that_reports_no_more_is_removed_and_it_may_join_again() -> 
 def test_what_was_concluded_of_a_node_before_it_was_removed_is_not_recorded_after() -> None:
     gone = given(JOINED, NodeLost(N, 15.0, 3.0), NodeRemoved(N, 4.0))
     gone.when(RecordNodeEvents(N, (NodeRecovered(N, "boot-1", 5.0),), 5.0)).then_nothing()
+    gone.when(RecordNodeEvents(N, (), 5.0)).then_nothing()
     gone.when(RecordNodeEvents(N, (JOINED, LOADING), 5.0)).then(JOINED, LOADING)
 
 

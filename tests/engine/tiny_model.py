@@ -48,8 +48,6 @@ def byte_tokenizer() -> Tokenizer:
 @cache
 def wide_tiny_model() -> Path:
     """Like `tiny_model`, of a shape that the native kernels accept, with biases."""
-    folder = Path(mkdtemp(prefix="wide-llama-"))
-    torch.manual_seed(2)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=128,
@@ -64,20 +62,12 @@ def wide_tiny_model() -> Path:
         eos_token_id=EOS,
         initializer_range=0.2,
     )
-    model = LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:  # biases start at 0 and norms at 1, which would hide mistakes
-            parameter.data += 0.3 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
-    return folder
+    return _saved_with_noise(config, "wide-llama-", 2)
 
 
 @cache
 def uneven_tiny_model() -> Path:
     """Like `tiny_model`, with 3 KV heads and an MLP of 65, a head of its own, and biases."""
-    folder = Path(mkdtemp(prefix="uneven-llama-"))
-    torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=72,
@@ -93,6 +83,13 @@ def uneven_tiny_model() -> Path:
         eos_token_id=EOS,
         initializer_range=0.2,
     )
+    return _saved_with_noise(config, "uneven-llama-", 3)
+
+
+def _saved_with_noise(config: LlamaConfig, prefix: str, seed: int) -> Path:
+    """Biases start at 0 and norms at 1, which would hide mistakes."""
+    folder = Path(mkdtemp(prefix=prefix))
+    torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         if parameter.dim() == 1:
