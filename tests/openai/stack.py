@@ -268,6 +268,8 @@ class Stack:
             if error.code in (401, 403, 404, 503):
                 return False
             raise AssertionError(error.read().decode()) from error
+        except TimeoutError:  # held while the model is fetched and loaded
+            return False
 
 
 def _replica(replica_id: str, name: str, spec: VersionSpec) -> ReplicaSpec:
