@@ -13,6 +13,8 @@ FRONTEND_SOURCES := $(shell find frontend -path '*/node_modules' -prune -o -path
 	-path frontend/test -prune -o -type f -print 2>/dev/null)
 RUN_ARGS ?=
 PYTEST_ARGS ?=
+# Two lanes, see tests/conftest.py.
+LANES := -n 2
 # Django wants a data folder to be imported; the one of `make run` is left alone.
 SCRATCH := ENGINE_DATA_DIR=.make
 STEP = @printf '\033[2m%s\033[0m\n'
@@ -31,7 +33,7 @@ run: .venv/.run-installed $(if $(HAS_NODE),frontend/dist/.built,no-node)
 # The browser tests walk through the built dashboard, so it is built first.
 test: .venv/.dev-installed $(if $(HAS_NODE),frontend/dist/.built,no-node)
 	$(if $(HAS_NODE),$(NPM) test --silent)
-	$(SCRATCH) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(SCRATCH) $(BIN)/python -m pytest $(LANES) $(PYTEST_ARGS)
 
 lint: .venv/.dev-installed $(if $(HAS_NODE),frontend/node_modules/.installed,no-node)
 	$(BIN)/ruff format --check --quiet

@@ -1,6 +1,12 @@
 """Settings for every test: nothing is written into the working tree, and each test that asks for
 ``database`` has one of its own.
 
+With ``pytest -n 2`` there are two lanes. What watches real processes against the clock runs one
+test after another in the first; beside it, and giving way to it, the files of everything else run::
+
+    first     agent/test_faults.py, agent/..., crash/..., e2e/..., openai/...
+    second    access/test_jwt.py | contracts/test_budgets.py | domain/... | rest/...
+
 ``database`` (SQLite, migrated, a file of this test alone) suits everything that uses the event
 store, which has connections and threads of its own. ``@pytest.mark.django_db`` works too, with a
 file shared by the run.
@@ -14,11 +20,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.databases import pointed_at
 
+TIMED = {"agent", "application", "crash", "e2e", "limits", "live", "openai", "placement"}
 _DATA_DIR = Path(tempfile.mkdtemp(prefix="engine-tests-"))
 os.environ["ENGINE_DATA_DIR"] = str(_DATA_DIR)
+
+
+if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+    os.nice(10)
+
+
+class Lanes(LoadScopeScheduling):
+    """The lane of the most tests is handed out first, so to the worker that is not nice."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "timed" if path.split("/")[1] in TIMED else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
+    return Lanes(config, log)  # type: ignore[arg-type]
 
 
 def pytest_configure() -> None:

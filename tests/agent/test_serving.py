@@ -260,12 +260,14 @@ async def test_metrics_and_telemetry_tell_the_same_counts(
     agent = start_agent()
     await plane.place("n1", spec(source="simulated://m?step_ms=20"))
     await plane.replica("n1", "ready")
-    for request_id in [await plane.generate("n1", max_tokens=150) for _ in range(4)]:
+    prompt = tuple(range(100))  # long enough by itself that its rate is believed
+    asked = [await plane.generate("n1", 150, prompt_token_ids=prompt) for _ in range(4)]
+    for request_id in asked:
         await plane.terminal(request_id)
     labels = 'engine="m.1.g1.0",model_name="m",node="n1"'
     metrics = agent.get("/metrics")[1]
     assert f"engine:generation_tokens_total{{{labels}}} 600.0" in metrics
-    assert f"engine:prompt_tokens_total{{{labels}}} 80.0" in metrics
+    assert f"engine:prompt_tokens_total{{{labels}}} 400.0" in metrics
     assert f"engine:time_to_first_token_seconds_count{{{labels}}} 4.0" in metrics
     assert f"engine:inter_token_latency_seconds_count{{{labels}}} 596.0" in metrics
     assert 'engine:request_success_total{engine="m.1.g1.0",finished_reason="length"' in metrics
