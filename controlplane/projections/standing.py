@@ -32,11 +32,12 @@ def refresh(rows: Rows, version_id: str) -> None:
     if version is None:
         return
     wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
-    gap = rows.get(Unplaced, version_id)
-    unplaced = _why_unplaced(rows, gap) if gap else ""
     ready = [row.observed for row in wanted].count("ready")
+    desired, unplaced = len(wanted), ""
+    gap = rows.get(Unplaced, version_id)
+    if gap is not None:
+        desired, unplaced = desired + gap.num_missing, _why_unplaced(rows, gap)
     status, reason = _status(version, ready, wanted, unplaced)
-    desired = len(wanted) + (gap.num_missing if gap else 0)
     before = version.status, version.reason, version.ready_replicas, version.desired_replicas
     if before != (status, reason, ready, desired):  # most reports change nothing here
         rows.put(
