@@ -70,6 +70,7 @@ class MemoryRows:
 
     def find(self, table: type[R], **equal: Any) -> tuple[R, ...]:
         ((field, value),) = equal.items()
+        assert field in table.indexed, f"{table.__name__}.{field} is not indexed"
         found = self._tables[table].indexes[field][1].get(value)
         return tuple(found.values()) if found else ()
 
