@@ -151,8 +151,7 @@ def recorded_events(rows: Iterable[Row]) -> list[RecordedEvent]:
     """
     read: list[RecordedEvent] = []
     try:
-        for row in rows:
-            read.append(_recorded_event(row))
+        read.extend(map(_recorded_event, rows))  # keeps what came before an error
     except (IntegrityError, UnknownEvent):
         if not read:
             raise
@@ -160,10 +159,11 @@ def recorded_events(rows: Iterable[Row]) -> list[RecordedEvent]:
 
 
 def _recorded_event(row: Row) -> RecordedEvent:
-    position, stream, version, kind, schema, data, *about, recorded_at, digest = row
+    (position, stream, version, kind, schema, data,
+     actor, correlation, causation, address, reason, recorded_at, digest) = row  # fmt: skip
     try:
         event = decode(kind, schema, data)
-        meta = _meta(*about)
+        meta = _meta(actor, correlation, causation, address, reason)
     except (TypeError, ValueError) as error:  # not JSON, not UTF-8, or not of this type
         raise IntegrityError(position, "the stored data cannot be decoded") from error
     return RecordedEvent(

@@ -13,14 +13,14 @@ from controlplane.domain.ids import NodeId, ReplicaId, VersionId
 STREAM = "placement"
 
 
-class Shard(msgspec.Struct, frozen=True):
+class Shard(msgspec.Struct, frozen=True, gc=False):
     """A device that holds one share of a tensor-parallel replica."""
 
     node_id: NodeId
     device_index: int
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True, gc=False):
     """One replica on one device. ``replica_id`` names this placement and is never used again.
 
     ``shards`` are all devices of a tensor-parallel group, the one named here first. Groups placed
@@ -69,7 +69,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     terms: tuple[ScoreTerm, ...]
 
 
-class Started(msgspec.Struct, frozen=True):
+class Started(msgspec.Struct, frozen=True, gc=False):
     """Of a large fleet only the best candidates and some rejections of each code are kept here;
     ``num_candidates`` and ``ruled_out`` (code, devices) count them all, and the rest is computed
     again from the decision's inputs (``application.replay``)."""
@@ -82,13 +82,13 @@ class Started(msgspec.Struct, frozen=True):
     ruled_out: tuple[tuple[str, int], ...] = ()
 
 
-class Stopped(msgspec.Struct, frozen=True):
+class Stopped(msgspec.Struct, frozen=True, gc=False):
     assignment: Assignment
     code: str  # retired | node_lost | node_draining | evicted | surplus | failed
     reason: str
 
 
-class Unplaced(msgspec.Struct, frozen=True):
+class Unplaced(msgspec.Struct, frozen=True, gc=False):
     """A replica that is wanted but fits nowhere now."""
 
     version_id: VersionId
@@ -98,7 +98,7 @@ class Unplaced(msgspec.Struct, frozen=True):
     rejections: tuple[Rejection, ...]
 
 
-class PlanInputs(msgspec.Struct, frozen=True):
+class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     """What the planner saw beside the log: with the log up to ``planned_from`` and the event's
     time it is all of it, so the decision can be made again. Zeros are left out.
 

@@ -63,10 +63,11 @@ class Board:
                 self.is_open[row, column] = node.status == "ready" and not node.draining
                 self.cells[node.node_id, device.index] = row * self.width + column
         self.kinds = self.kinds or [DeviceView(0, 0)]
-        self.free, self.row_sizes = self.room.copy(), self._row_sizes()
-        self.guaranteed, self.compute = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.by_rank = np.zeros((NUM_RANKS, *shape), np.int64)
-        self.num_swappable = np.zeros(shape, np.int64)
+        self.row_sizes = self._row_sizes()
+        self._held = np.zeros((4 + NUM_RANKS, *shape), np.int64)  # in the order of ``Figures``
+        self.free, self.guaranteed, self.compute, self.num_swappable = self._held[:4]
+        self.by_rank = self._held[4:]
+        self.free[:] = self.room
         self._set_hosts(nodes)
         shared = set[str].intersection(*(set(one.engines) for one in nodes)) if nodes else set()
         self.common_engines = frozenset(shared)
@@ -101,12 +102,10 @@ class Board:
     def set_devices(self, devices: Iterable[tuple[int, Figures]]) -> None:
         """What the devices of some cells hold now."""
         rows = set()
-        for cell, (free, guaranteed, compute, swappable, *by_rank) in devices:
-            at = row, _ = divmod(cell, self.width)
-            self.row_free[row] += free - int(self.free[at])
-            self.free[at], self.guaranteed[at], self.compute[at] = free, guaranteed, compute
-            self.num_swappable[at] = swappable
-            self.by_rank[:, *at] = by_rank
+        for cell, figures in devices:
+            row, column = divmod(cell, self.width)
+            self.row_free[row] += figures[0] - self.free.item(cell)
+            self._held[:, row, column] = figures
             rows.add(row)
         for row in rows:
             self.alone[row] = self.typical.alone(self.free[row], self.kind[row])

@@ -8,7 +8,6 @@ The rules stand twice, once for a single device and what would be without some o
 (here), and once for all devices at a time (``board``, ``survey``); a property test compares them.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -114,11 +113,11 @@ class Fleet:
             for column, device in enumerate(devices):
                 cell = row * self._board.width + column
                 self.slots[cell] = _slot(node, device, cell)
-        self.holding: dict[str, Counter[int]] = {}
-        self.labelled: dict[str, Counter[int]] = {}
-        self.shunning: dict[str, Counter[int]] = {}
-        self.num_on_node: dict[str, Counter[str]] = {}
-        self.num_in_zone: dict[str, Counter[str]] = {}
+        self.holding: dict[str, dict[int, int]] = {}
+        self.labelled: dict[str, dict[int, int]] = {}
+        self.shunning: dict[str, dict[int, int]] = {}
+        self.num_on_node: dict[str, dict[str, int]] = {}
+        self.num_in_zone: dict[str, dict[str, int]] = {}
         self.rows_of_zone: dict[str, list[int]] = {}
         self.rows_of_node: dict[str, list[int]] = {}
         for row, (node, _) in enumerate(self._board.rows):
@@ -168,8 +167,9 @@ class Fleet:
             self._board.any_compute = True
         name, beside = version.version_id, version.spec.colocation
         _count(self.holding, (name,), cells, sign)
-        _count(self.labelled, beside.labels, cells, sign)
-        _count(self.shunning, beside.anti_affinity, cells, sign)
+        if beside.labels or beside.anti_affinity:
+            _count(self.labelled, beside.labels, cells, sign)
+            _count(self.shunning, beside.anti_affinity, cells, sign)
         for node in {slot.node.node_id: slot.node for slot in span}.values():
             _count(self.num_on_node, (name,), (node.node_id,), sign)
             _count(self.num_in_zone, (name,), (node.zone,), sign)
@@ -212,14 +212,12 @@ class Fleet:
 
 
 def _count(
-    table: dict[str, Counter[_Key]], names: Iterable[str], keys: Sequence[_Key], sign: int
+    table: dict[str, dict[_Key, int]], names: Iterable[str], keys: Sequence[_Key], sign: int
 ) -> None:
     for name in names:
-        counter = table.get(name)
-        if counter is None:
-            counter = table[name] = Counter()
+        counted = table.setdefault(name, {})
         for key in keys:
-            counter[key] += sign
+            counted[key] = counted.get(key, 0) + sign
 
 
 def shard_bytes(placed: Assignment, version: VersionView) -> int:

@@ -69,7 +69,9 @@ class Typical:
     ) -> None:
         wanted: Counter[Shape] = Counter()
         for version in versions:
-            shape = version.shape._replace(guaranteed=0, compute=0, engine="builtin")
+            shape = version.shape
+            if shape.guaranteed or shape.compute or shape.engine != "builtin":
+                shape = shape._replace(guaranteed=0, compute=0, engine="builtin")
             wanted[shape] += max(1, version.num_replicas)
         simple = {one: n for one, n in wanted.items() if _is_simple(one)}
         others = _merged({one: n for one, n in wanted.items() if not _is_simple(one)})
@@ -108,7 +110,7 @@ class Typical:
 
     def alone(self, free: Array, kind: Array) -> Array:
         """What each device is worth to the simple shapes, ``[R, W]``."""
-        index = np.searchsorted(self.sizes, free, side="right")
+        index = self.sizes.searchsorted(free, "right")
         if len(self.worth) == 1:
             return free * self.worth[0].take(index)
         return free * self.worth[kind, index]

@@ -10,7 +10,6 @@ before anybody is evicted. Agents run a group on one node only so far, and refus
     4 nodes' worth of 1, 2 of 2      two nodes that give two each: n2 and n4 (n1 would break its 3)
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +89,7 @@ def _one_of_each_node(fleet: Fleet, rows: list[list[int]], num_each: int) -> lis
 
 def _candidate(fleet: Fleet, version: VersionView, cells: list[int], num_nodes: int) -> Candidate:
     first = fleet.slots[cells[0]]
-    on_node = fleet.num_on_node.get(version.version_id, Counter[str]())
+    on_node = fleet.num_on_node.get(version.version_id, {})
     terms = (
         ScoreTerm("nodes", float(num_nodes)),
         ScoreTerm("free_after_bytes", float(first.free_bytes - version.shard_bytes)),

@@ -41,7 +41,7 @@ from controlplane.domain.placement import (
 )
 from controlplane.placement import explain, groups, sharing
 from controlplane.placement.evict import victims
-from controlplane.placement.feasible import Fleet, Resident
+from controlplane.placement.feasible import Fleet, Resident, Slot
 from controlplane.placement.reconcile import Difference, difference, over_capacity
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 from controlplane.placement.survey import Survey, survey
@@ -219,18 +219,21 @@ def _assigned(
     number = draft.numbers[version.version_id] = draft.numbers.get(version.version_id, -1) + 1
     name = version.version_id.replace("@", ".", 1)
     slots = [draft.fleet.slots[cell] for cell in cells]
-    shards = tuple(Shard(slot.node.node_id, slot.device.index) for slot in slots)
     assignment = Assignment(
         ReplicaId(f"{name}.g{draft.generation}.{number}"),
         version.version_id,
-        shards[0].node_id,
-        shards[0].device_index,
+        slots[0].node.node_id,
+        slots[0].device.index,
         version.spec.gpu_memory,
-        shards if len(shards) > 1 else (),
+        _shards(slots) if len(slots) > 1 else (),
         tier=tier,
     )
     draft.fleet.add(Resident(assignment, version))
     return assignment
+
+
+def _shards(slots: list[Slot]) -> tuple[Shard, ...]:
+    return tuple(Shard(slot.node.node_id, slot.device.index) for slot in slots)
 
 
 def _unplaced(draft: _Draft, version: VersionView) -> Unplaced:
@@ -283,7 +286,7 @@ def _spread(draft: _Draft, version: VersionView, views: list[AssignedView]) -> N
 def _on_node(found: Survey) -> int:
     """How many of the version are on the node of the best device already."""
     node_id = found.fleet.slots[found.best].node.node_id
-    return found.fleet.num_on_node.get(found.version.version_id, Counter())[node_id]
+    return found.fleet.num_on_node.get(found.version.version_id, {}).get(node_id, 0)
 
 
 # --- eviction ---------------------------------------------------------------------------------

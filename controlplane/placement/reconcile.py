@@ -112,6 +112,9 @@ def _count(
     found: Difference,
 ) -> None:
     """Sort the version's replicas into kept, leaving and surplus, and count what is missing."""
+    if not views:
+        found.missing[version.version_id] = version.num_replicas
+        return
     replaced = {view.assignment.replaces for view in views}
     leaving = [view for view in views if _why_leaving(view, version, nodes, replaced)]
     staying = [view for view in views if view not in leaving]

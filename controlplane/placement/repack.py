@@ -125,7 +125,7 @@ def _add_moves(stated: Problem, resident: Resident, at: int) -> None:
     own = fleet.slots[at].node.node_id
     first = len(stated.variables)
     for cell, slot in fleet.slots.items():
-        others = on_node[slot.node.node_id] - (slot.node.node_id == own)
+        others = on_node.get(slot.node.node_id, 0) - (slot.node.node_id == own)
         if (
             cell == at
             or others

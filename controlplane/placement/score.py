@@ -28,7 +28,6 @@ else is typical::
     n3/2  z2  30 GB free    0 + .05                                                    chosen
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -71,7 +70,7 @@ def terms(fleet: Fleet, version: VersionView, standing: Standing) -> Terms:
     free_after = board.free - shape.shard_bytes
     link_after = (board.row_free - shape.num_devices * shape.shard_bytes)[:, None]
     return Terms(
-        1 - free_after / capacity,
+        1.0 - free_after / capacity,
         free_after,
         _by_row(board, fleet.num_on_node.get(version.version_id), fleet.rows_of_node),
         _by_row(board, fleet.num_in_zone.get(version.version_id), fleet.rows_of_zone),
@@ -106,11 +105,12 @@ def candidates(
     columns = [
         _stored(name, term, width, cells) for name, term in zip(Terms._fields, found, strict=True)
     ]
-    values = scores.reshape(-1).take(cells).tolist()
-    slots = [fleet.slots[cell] for cell in cells]
+    rated = zip(map(fleet.slots.__getitem__, cells), cells, zip(*columns, strict=True), strict=True)
     return tuple(
-        Candidate(slot.node.node_id, slot.device.index, value, named)
-        for slot, value, named in zip(slots, values, zip(*columns, strict=True), strict=True)
+        [
+            Candidate(slot.node.node_id, slot.device.index, scores.item(cell), named)
+            for slot, cell, named in rated
+        ]
     )
 
 
@@ -120,7 +120,7 @@ def _stored(name: str, term: Array, width: int, cells: Sequence[int]) -> list[Sc
         return [_NONE[name]] * len(cells)
     if term.shape[1] == 1:
         cells = [cell // width for cell in cells]
-    return [ScoreTerm(name, float(value)) for value in term.reshape(-1).take(cells).tolist()]
+    return [ScoreTerm(name, float(term.item(cell))) for cell in cells]
 
 
 def _by_row(
@@ -137,12 +137,12 @@ def _by_row(
 
 def _affinity(fleet: Fleet, version: VersionView) -> Array:
     """How many of the labels that it wants beside it are on each device."""
-    wanted = set(version.spec.colocation.affinity)
+    wanted = version.spec.colocation.affinity
     if not wanted:
         return _NOTHING
     met = np.zeros(fleet.board.free.size)
-    for label in wanted:
-        cells = fleet.labelled.get(label, Counter[int]())
+    for label in set(wanted):
+        cells = fleet.labelled.get(label, {})
         met[[cell for cell, number in cells.items() if number > 0]] += 1
     return met.reshape(fleet.board.free.shape)
 

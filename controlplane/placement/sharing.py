@@ -20,7 +20,6 @@ swappable memory for its shared part, and before anybody is evicted. Worked exam
 Bytes are those that nodes have measured, where they have, and no more than the version's own.
 """
 
-from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
@@ -139,8 +138,7 @@ def _score(fleet: Fleet, slot: Slot, version: VersionView) -> float:
 
 
 def _on_node(fleet: Fleet, slot: Slot, version: VersionView) -> int:
-    counted = fleet.num_on_node.get(version.version_id, Counter[str]())
-    return counted[slot.node.node_id]
+    return fleet.num_on_node.get(version.version_id, {}).get(slot.node.node_id, 0)
 
 
 def over_bytes(slot: Slot) -> int:

@@ -29,14 +29,15 @@ FEW_CANDIDATES = 4  # and on a larger one,
 FEW_REJECTIONS = 2  # where this many of each code are kept
 LASTING = "closed", "wrong_class", "no_engine", "too_few_devices", "too_small"
 _CODE = {code: index for index, code in enumerate(CODES)}
-_FREE = _CODE[""]
+_FREE, _CLOSED = _CODE[""], _CODE["closed"]
 _BACKOFF, _HERE, _APART = (len(CODES) + index for index in range(3))
 _DYNAMIC = {_BACKOFF: "backoff", _HERE: "already_here", _APART: "anti_affinity"}
 
 
 @dataclass(slots=True)
 class Survey:
-    """``code`` and ``scores`` are flat, by cell; what cannot take the replica scores nothing."""
+    """``code`` and ``scores`` are flat, by cell; what cannot take the replica scores nothing.
+    ``counts``: how many cells have each code."""
 
     fleet: Fleet
     version: VersionView
@@ -44,7 +45,11 @@ class Survey:
     code: Array
     terms: Terms
     scores: Array
-    num_candidates: int
+    counts: list[int]
+
+    @property
+    def num_candidates(self) -> int:
+        return self.counts[_FREE]
 
     @property
     def best(self) -> int:
@@ -74,22 +79,24 @@ class Survey:
     def rejections(self, whole: bool = False) -> tuple[Rejection, ...]:
         """In the order of cells; of a large fleet a few of each code, unless it is to be whole."""
         is_cut = not whole and not self._is_small
-        kept = _few_of_each(self.code) if is_cut else np.flatnonzero(self.code).tolist()
+        kept = (
+            _few_of_each(self.code, self.counts) if is_cut else np.flatnonzero(self.code).tolist()
+        )
         slots = self.fleet.slots
         return tuple(self._rejection(slots[cell]) for cell in kept if cell in slots)
 
     def ruled_out(self) -> tuple[tuple[str, int], ...]:
         """How many devices each rule excluded, by code."""
         counts: dict[str, int] = {}
-        for code, number in enumerate(np.bincount(self.code).tolist()):
-            if code == _CODE["closed"] and number:
+        for code, number in enumerate(self.counts):
+            if code == _CLOSED and number:
                 counts.update(self._closed())
             elif code and number:
                 counts[_name(code)] = number
         return tuple(sorted(counts.items()))
 
     def _closed(self) -> Counter[str]:
-        cells = np.flatnonzero(self.code == _CODE["closed"]).tolist()
+        cells = np.flatnonzero(self.code == _CLOSED).tolist()
         slots = (self.fleet.slots.get(cell) for cell in cells)
         return Counter(slot.closed[0] for slot in slots if slot and slot.closed)
 
@@ -125,10 +132,9 @@ def survey(fleet: Fleet, version: VersionView) -> Survey:
         code = _overlaid(code, barred)
     found = terms(fleet, version, standing)
     scores = score(found).reshape(-1)
-    scores[code != _FREE] = -np.inf
-    return Survey(
-        fleet, version, standing, code, found, scores, int(code.size - np.count_nonzero(code))
-    )
+    np.putmask(scores, code != _FREE, -np.inf)
+    counts = np.bincount(code, minlength=1).tolist()
+    return Survey(fleet, version, standing, code, found, scores, counts)
 
 
 def _barred(fleet: Fleet, version: VersionView) -> dict[int, int]:
@@ -172,10 +178,10 @@ def _without(
     return Standing(code, stranded, group, standing.seen)
 
 
-def _few_of_each(code: Array) -> list[int]:
+def _few_of_each(code: Array, counts: list[int]) -> list[int]:
     """The first ``FEW_REJECTIONS`` cells with each code, in the order of cells."""
     few: list[int] = []
-    for one, number in enumerate(np.bincount(code).tolist()):
+    for one, number in enumerate(counts):
         if one != _FREE and number:
             few += (code == one).nonzero()[0][:FEW_REJECTIONS].tolist()
     return sorted(few)

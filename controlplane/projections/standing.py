@@ -31,12 +31,10 @@ def refresh(rows: Rows, version_id: str) -> None:
     version = rows.get(Version, version_id)
     if version is None:
         return
-    wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
+    observed = [row.observed for row in rows.find(Replica, version_id=version_id) if row.desired]
     gap = rows.get(Unplaced, version_id)
-    unplaced = _why_unplaced(rows, gap) if gap else ""
-    ready = [row.observed for row in wanted].count("ready")
-    status, reason = _status(version, ready, wanted, unplaced)
-    desired = len(wanted) + (gap.num_missing if gap else 0)
+    ready, desired = observed.count("ready"), len(observed) + (gap.num_missing if gap else 0)
+    status, reason = _status(rows, version, observed, gap)
     before = version.status, version.reason, version.ready_replicas, version.desired_replicas
     if before != (status, reason, ready, desired):  # most reports change nothing here
         rows.put(
@@ -62,21 +60,28 @@ def _why_unplaced(rows: Rows, gap: Unplaced) -> str:
     return f"{gap.reason} Node {last.node_id} says: {last.detail}" if last else gap.reason
 
 
-def _status(version: Version, ready: int, wanted: list[Replica], unplaced: str) -> tuple[str, str]:
-    """Status and reason; a version that answers is ready, whatever else is the matter."""
+def _status(
+    rows: Rows, version: Version, observed: list[str | None], gap: Unplaced | None
+) -> tuple[str, str]:
+    """Status and reason; a version that answers is ready, whatever else is the matter.
+    ``observed``: of the replicas that are wanted."""
     if version.retired:
         return "retired", ""
-    if ready:
+    if "ready" in observed:
         return "ready", ""
-    if not wanted and not unplaced and not version.min_replicas:
-        return "idle", SCALED_TO_ZERO
-    if not wanted:
+    if not observed:
+        unplaced = _why_unplaced(rows, gap) if gap else ""
+        if not unplaced and not version.min_replicas:
+            return "idle", SCALED_TO_ZERO
         return "unplaced", unplaced or NOT_PLANNED
-    failed = [row for row in wanted if row.observed == "failed"]
-    if len(failed) == len(wanted):
-        last = max(failed, key=lambda row: (row.since, row.replica_id))
-        return "failed", last.reason
+    if observed.count("failed") == len(observed):
+        return "failed", _last_failure(rows, version.version_id)
     return "loading", ""
+
+
+def _last_failure(rows: Rows, version_id: str) -> str:
+    failed = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
+    return max(failed, key=lambda row: (row.since, row.replica_id)).reason
 
 
 def _version_changed(

@@ -11,9 +11,11 @@ of the handlers.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from controlplane.projections.base import Key, R, Row, key_of
 
@@ -54,13 +56,10 @@ class Trial:
         """By thing, the fields that differ: before and after. A new thing was nothing before."""
         found = {}
         for (table, key), after in self._tried.items():
-            before, became = _fields(self._rows.get(table, key)), _fields(after)
-            names = {n for n in before | became if before.get(n) != became.get(n)} - _NOISE
+            before = self._rows.get(table, key)
+            names = _differing(table, before, after)
             if names:
-                found[f"{_kind(table)} {key}"] = (
-                    {n: before[n] for n in sorted(names & before.keys())},
-                    {n: became[n] for n in sorted(names & became.keys())},
-                )
+                found[f"{_kind(table)} {key}"] = _told(before, names), _told(after, names)
         return found
 
     def _untried(self, table: type[R], rows: tuple[R, ...]) -> Iterator[R]:
@@ -72,9 +71,20 @@ class Trial:
                 yield row  # type: ignore[misc]
 
 
-def _fields(row: Row | None) -> Fields:
-    return {} if row is None else dict(msgspec.to_builtins(row))
+def _differing(table: type[Row], before: Row | None, after: Row | None) -> list[str]:
+    """Names of fields, sorted. What was not, or is no more, had None in all of them."""
+    names = table.__struct_fields__
+    nothing = (None,) * len(names)
+    was = nothing if before is None else astuple(before)
+    became = nothing if after is None else astuple(after)
+    differ = [name for name, a, b in zip(names, was, became, strict=True) if a != b]
+    return sorted(name for name in differ if name not in _NOISE)
 
 
+def _told(row: Row | None, names: list[str]) -> Fields:
+    return {} if row is None else {one: msgspec.to_builtins(getattr(row, one)) for one in names}
+
+
+@cache
 def _kind(table: type[Row]) -> str:
     return "".join(f" {c.lower()}" if c.isupper() else c for c in table.__name__).strip()

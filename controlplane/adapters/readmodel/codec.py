@@ -12,6 +12,7 @@ import msgspec
 from controlplane.projections.base import Key, Row
 
 R = TypeVar("R", bound=Row)
+_to_json = msgspec.json.Encoder().encode
 _SCALARS = {str, int, float, bool, type(None)}
 
 
@@ -23,6 +24,7 @@ class Codec(Generic[R]):
         fields = msgspec.structs.fields(table)
         self.columns = tuple(field.name for field in fields)
         self._json = tuple(_is_nested(field.type) for field in fields)
+        self._nested = [index for index, nested in enumerate(self._json) if nested]
         self.name = f"readmodel_{table.__name__.lower()}"
         quoted = [f'"{column}"' for column in self.columns]
         key, *others = quoted
@@ -56,10 +58,10 @@ class Codec(Generic[R]):
             cursor.executemany(self.upsert, [self.encode(row) for row in put])
 
     def encode(self, row: R) -> list[Any]:
-        return [
-            msgspec.json.encode(value).decode() if nested else value
-            for value, nested in zip(msgspec.structs.astuple(row), self._json, strict=True)
-        ]
+        values = list(msgspec.structs.astuple(row))
+        for index in self._nested:
+            values[index] = _to_json(values[index]).decode()
+        return values
 
     def decode(self, values: tuple[Any, ...]) -> R:
         """Not strict: SQLite gives booleans as 0 and 1."""

@@ -162,8 +162,12 @@ class Projector:
 
 def _write(cursor: Any, changes: Sequence[tuple[type[Row], Any, Row | None]]) -> None:
     """Bring the tables to the rows."""
+    gone: dict[type[Row], list[Any]] = {table: [] for table in CODECS}
+    put: dict[type[Row], list[Row]] = {table: [] for table in CODECS}
+    for table, key, row in changes:
+        if row is None:
+            gone[table].append(key)
+        else:
+            put[table].append(row)
     for table, codec in CODECS.items():
-        mine = [(key, row) for changed, key, row in changes if changed is table]
-        gone = [key for key, row in mine if row is None]
-        put = [row for _, row in mine if row is not None]
-        codec.write(cursor, gone, put, cursor.db.vendor)
+        codec.write(cursor, gone[table], put[table], cursor.db.vendor)
