@@ -65,7 +65,7 @@ class Drops:
 class Links:
     """As many as there are agents, on one port; ``bus_port`` is asked at each connection.
 
-    One link is cut at a time. To be used as a context manager, from one thread.
+    One link is cut at a time. A context manager.
     """
 
     def __init__(self, count: int, bus_port: Callable[[], int], may_drop: bool = True) -> None:
