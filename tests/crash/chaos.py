@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -322,8 +322,21 @@ def violations(demo: Demo, seen: list[Seen], expected: dict[str, str]) -> Iterat
             yield f"{one.request_id}: another text, after {_common(one, expected)} characters"
         if one.request_id and not one.end.startswith("refused"):
             yield from _record_violations(one, records.get(one.request_id))
-    running = (name for name, one in records.items() if one["outcome"] == "running")
-    yield from (f"{name} is still open" for name in running)
+    yield from _bill_violations(records, slots.attempts_of(demo.folder))
+
+
+def _bill_violations(
+    records: dict[str, dict[str, Any]], attempts: Iterable[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Every request has ended, and its attempts add up to what is billed."""
+    billed = Counter[str]()
+    for attempt in attempts:
+        billed[attempt["request_id"]] += attempt["num_output_tokens"]
+    for name, record in records.items():
+        if record["outcome"] == "running":
+            yield f"{name} is still open"
+        elif billed[name] != record["num_output_tokens"]:
+            yield f"{name}: {billed[name]} tokens in its attempts, and another number on record"
 
 
 def _record_violations(one: Seen, record: dict[str, Any] | None) -> Iterator[str]:
@@ -374,7 +387,9 @@ def bus_port(folder: Path) -> int:
 def campaign(demo: Demo, seconds: float, seed: int, kinds: Sequence[str]) -> list[str]:
     """Load and faults, and what was violated."""
     register(demo)
-    expected = {name: stream(demo, name).text for name in MODELS}
+    undisturbed = [stream(demo, name) for name in MODELS]
+    assert all(one.end == "done" for one in undisturbed), undisturbed
+    expected = {one.model: one.text for one in undisturbed}
     load = Load(demo)
     load.start()
     try:
@@ -388,7 +403,7 @@ def campaign(demo: Demo, seconds: float, seed: int, kinds: Sequence[str]) -> lis
     ends = Counter(one.end for one in load.seen)
     moved = Counter(one["outcome"] for one in _records(demo) if (one["attempts"] or 0) > 1)
     print(f"faults {dict(faults)}; streams {dict(ends)}; of several attempts {dict(moved)}")
-    return problems
+    return problems if moved else [*problems, "no stream was interrupted"]
 
 
 def settle(demo: Demo) -> list[str]:
