@@ -32,6 +32,7 @@ SIMULATED: dict[str, tuple[type, float, float]] = {
     "blocks": (int, -INFINITY, INFINITY),
     "load_fails": (str, 0, 0),
     "raises_at": (int, -INFINITY, INFINITY),
+    "continues": (int, 0, 1),
     "shares": (int, -INFINITY, INFINITY),
     "dims": (int, 1, 4096),
 }

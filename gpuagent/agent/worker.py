@@ -299,8 +299,10 @@ class Worker:
             self._refuse(request, "invalid_request", f"The engine could not take it: {kind}.")
 
     def _refuse(self, request: Generate, code: str, message: str) -> None:
-        num_prompt = len(request.prompt_token_ids)
-        delta = Delta(request.request_id, 0, (), "", "error", code, message, num_prompt)
+        """Where it stands: one that was to be continued has the tokens that were sent before."""
+        num_sent = len(request.sent_token_ids)
+        counts = len(request.prompt_token_ids), request.num_cached_tokens, num_sent
+        delta = Delta(request.request_id, num_sent, (), "", "error", code, message, *counts)
         self._end.send(ipc.StepOutputs(request.replica_id, [delta]))
 
     def _cancel(self, replica: _Replica, request_id: str) -> None:

@@ -181,6 +181,20 @@ async def test_the_engines_refusals_reach_the_gateway_as_typed_errors(
     assert (await plane.terminal(vague)).error_code == "invalid_request"
 
 
+async def test_what_cannot_be_continued_is_refused_for_that_reason(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """The refusal stands after the tokens that were sent before, or it would be taken for a
+    stream whose order is broken."""
+    start_agent()
+    await plane.place("n1", spec(source="simulated://m?continues=0"))
+    await plane.replica("n1", "ready")
+    request_id = await plane.generate("n1", sent_token_ids=(300, 301))
+    last = await plane.terminal(request_id)
+    assert (last.finish_reason, last.error_code) == ("error", "continuation_unsupported")
+    assert (last.index, last.num_output_tokens) == (2, 2)
+
+
 async def test_malformed_messages_are_counted_and_change_nothing(
     plane: Control, start_agent: StartAgent
 ) -> None:

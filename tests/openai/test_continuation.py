@@ -199,6 +199,22 @@ async def test_what_the_request_itself_caused_is_not_continued(world: World) -> 
     await call.finish()
 
 
+async def test_what_cannot_be_rebuilt_ends_typed_with_its_tokens_on_record(
+    world: World,  # noqa: F811
+) -> None:
+    """Some other replica would refuse it too: it is asked once."""
+    call = await world.serving.start(a_job())
+    world.say("req-1", ONE, replace(DIED, index=1))
+    text = await reading(call)
+    refusal = FakeDelta(1, finish_reason="error", error_code="continuation_unsupported")
+    world.say("req-1_2", refusal)
+    assert await text == "a" and len(world.nodes.orders) == 2
+    assert call.error is not None and call.error.code == "continuation_unsupported"
+    terminal = await call.finish()
+    assert terminal is not None and (terminal.outcome, terminal.num_output_tokens) == ("error", 1)
+    assert [one.num_output_tokens for one in terminal.tries] == [1, 0]
+
+
 def test_causes() -> None:
     assert cause_of("error", "node_lost") == "node_lost" and "node_lost" in MOVABLE
     assert cause_of("cancelled", "") == "cancelled"

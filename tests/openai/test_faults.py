@@ -8,12 +8,13 @@ import signal
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from django.conf import settings
 
@@ -23,9 +24,15 @@ from tests.databases import pointed_at
 from tests.openai.conftest import FAST, SLOW
 from tests.openai.ledger import attempts_of, dispatches_of, record_of, requests_of
 from tests.openai.stack import Stack, until
-from tests.openai.wire import HELLO, events
+from tests.openai.test_websocket import Client, open_socket
+from tests.openai.wire import HELLO, events, post
 
 CHAT = "/v1/chat/completions"
+NUM_TOKENS = 160
+# Of a version whose engine cannot rebuild what another replica began.
+RIGID = msgspec.structs.replace(
+    SLOW, source="simulated://rigid?step_ms=50&prefill_tps=1000000&continues=0"
+)
 RUNNING = "engine:num_requests_running{"
 
 
@@ -44,9 +51,11 @@ def shared(
             stack.add_tenant("operators")
             stack.add_version("slow", SLOW)
             stack.add_version("fast", FAST)
+            stack.add_version("rigid", RIGID)
             for node_id in ("n1", "n2"):
                 stack.add_agent(node_id)
                 stack.place("slow", SLOW, node_id)
+                stack.place("rigid", RIGID, node_id)
             stack.place("fast", FAST, "n1")
             yield stack
         finally:
@@ -59,7 +68,7 @@ def broken(shared: Stack, request: pytest.FixtureRequest) -> Stack:
     shared.mend()
     tenant = re.sub(r"\W+", "-", request.node.name)[:63]
     shared.keys = {tenant: shared.add_tenant(tenant)}
-    for name in ("slow", "fast"):
+    for name in ("slow", "rigid", "fast"):
         shared.wait_for(name, shared.keys[tenant])
     return shared
 
@@ -149,20 +158,124 @@ def test_streams_go_on_elsewhere_and_nobody_notices(broken: Stack, name: str) ->
     assert {text_of(answer) for answer in answers} == {whole}
     moved = 0
     for answer in answers:
-        row = record_of(broken, answer.headers["x-engine-request-id"])
-        tries = attempts_of(broken, row["request_id"])
-        assert (row["outcome"], row["num_output_tokens"]) == ("ok", num_tokens)
-        assert sum(one["num_output_tokens"] for one in tries) == num_tokens
-        assert len({one["attempt"] for one in tries}) == len(tries) == row["attempts"]
+        request_id = answer.headers["x-engine-request-id"]
+        tries = tries_of(broken, request_id, num_tokens)
+        assert len({one["attempt"] for one in tries}) == len(tries)
         moved += len(tries) > 1
-        kept = dispatches_of(broken, row["request_id"])
-        assert set(range(2, row["attempts"] + 1)) <= {one.attempt for one in kept}
+        kept = dispatches_of(broken, request_id)
+        assert set(range(2, len(tries) + 1)) <= {one.attempt for one in kept}
         assert all(recompute(one) == () for one in kept)
     assert moved > 0
     reader = broken.add_key("operators", ("admin:read",), role="auditor")
     headers = {"Authorization": f"Bearer {reader}"}
     page = httpx.get(f"{broken.gateway.url}/metrics", headers=headers, verify=False).text
     assert "engine_gateway_continuations_total{cause=" in page
+
+
+def tries_of(stack: Stack, request_id: str, num_tokens: int) -> list[dict[str, Any]]:
+    """The attempts of a request that ended well: they add up to what is billed."""
+    row, tries = record_of(stack, request_id), attempts_of(stack, request_id)
+    assert (row["outcome"], row["num_output_tokens"]) == ("ok", num_tokens)
+    assert sum(one["num_output_tokens"] for one in tries) == num_tokens
+    assert row["attempts"] == max(one["attempt"] for one in tries)
+    return tries
+
+
+Said = tuple[list[str], str]  # the text of each choice, and the request's id
+
+
+def whole(stack: Stack) -> Said:
+    """Not streamed: one answer, after all of it."""
+    body = {"model": "slow", "messages": HELLO, "max_tokens": NUM_TOKENS}
+    answer = post(stack, CHAT, body, key=key_of(stack))
+    texts = [one["message"]["content"] for one in answer.json()["choices"]]
+    assert answer.json()["usage"]["completion_tokens"] == NUM_TOKENS
+    return texts, answer.headers["x-engine-request-id"]
+
+
+def choices(stack: Stack) -> Said:
+    """Three choices of one stream, and each may be on another node."""
+    body = {"model": "slow", "prompt": "Hello", "max_tokens": NUM_TOKENS, "n": 3, "stream": True}
+    answer = post(stack, "/v1/completions", body, key=key_of(stack))
+    texts, ends = ["", "", ""], ["", "", ""]
+    for chunk in events(answer.text)[:-1]:
+        for one in chunk["choices"]:
+            texts[one["index"]] += one["text"]
+            ends[one["index"]] += one["finish_reason"] or ""
+    assert ends == ["length"] * 3
+    return texts, answer.headers["x-engine-request-id"]
+
+
+def socket_stream(stack: Stack) -> Said:
+    """On the token websocket."""
+    with open_socket(stack, {"Authorization": f"Bearer {key_of(stack)}"}) as socket:
+        client = Client(socket)
+        assert client.receive()["type"] == "ready"
+        client.generate("a", model="slow", max_tokens=NUM_TOKENS)
+        started, *said, done = client.until_end("a")["a"]
+    deltas = [one for one in said if one["type"] == "delta"]
+    assert done["finish_reason"] == "length"
+    assert sum(one["num_tokens"] for one in deltas) == NUM_TOKENS
+    assert done["usage"]["completion_tokens"] == NUM_TOKENS
+    return ["".join(one["text"] for one in deltas)], started["request_id"]
+
+
+@pytest.mark.parametrize("ask", [whole, choices, socket_stream])
+def test_however_it_is_asked_for_it_goes_on(broken: Stack, ask: Callable[[Stack], Said]) -> None:
+    """kill -9 of the worker under it: the same texts, and one record with all its attempts."""
+    texts, _ = ask(broken)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(ask, broken)
+        wait_for_tokens(broken, 1)
+        fault(broken, "worker")
+        again, request_id = future.result(60)
+    assert again == texts
+    tries = tries_of(broken, request_id, NUM_TOKENS * len(texts))
+    lost = [one for one in tries if one["outcome"] == "error"]
+    assert lost and all(one["num_output_tokens"] for one in lost)
+
+
+def test_on_a_websocket_it_is_said_what_is_waited_for(broken: Stack) -> None:
+    """Of a version with one replica: until that one is back."""
+    with open_socket(broken, {"Authorization": f"Bearer {key_of(broken)}"}) as socket:
+        client = Client(socket)
+        assert client.receive()["type"] == "ready"
+        client.generate("a", model="fast", max_tokens=1000)
+        assert [client.receive()["type"] for _ in range(3)] == ["started", "delta", "delta"]
+        for worker in broken.agents["n1"].workers():
+            worker.kill()
+        *said, done = client.until_end("a")["a"]
+    waiting = next(one for one in said if one["type"] == "waiting")
+    assert (waiting["reason"], waiting["choice"], waiting["attempt"]) == ("continuation", 0, 2)
+    assert done["usage"]["completion_tokens"] == 1000
+
+
+def test_what_no_replica_can_rebuild_ends_typed(broken: Stack) -> None:
+    """The text stays a beginning of the whole, the reason is said, and what came is billed."""
+    body = {"model": "rigid", "prompt": "Hello", "max_tokens": NUM_TOKENS}
+    entire = post(broken, "/v1/completions", body, key=key_of(broken)).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(2) as pool:
+        asked = (body | {"stream": True}, body)
+        futures = [
+            pool.submit(post, broken, "/v1/completions", one, key=key_of(broken)) for one in asked
+        ]
+        wait_for_tokens(broken, 2)
+        for agent in broken.agents.values():
+            for worker in agent.workers():
+                worker.kill()
+        stream, answer = (future.result(60) for future in futures)
+    *chunks, error, done = events(stream.text)
+    text = "".join(one["text"] for chunk in chunks for one in chunk["choices"])
+    assert entire.startswith(text) and 0 < len(text) < len(entire)
+    assert (error["error"]["code"], done) == ("continuation_unsupported", "[DONE]")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "continuation_unsupported"
+    row = record_of(broken, stream.headers["x-engine-request-id"])
+    assert (row["outcome"], row["error_code"]) == ("error", "continuation_unsupported")
+    assert row["num_output_tokens"] == len(text.split())
+    first, *_, last = attempts_of(broken, row["request_id"])
+    assert first["num_output_tokens"] == row["num_output_tokens"]
+    assert last["error_code"] == "continuation_unsupported"
 
 
 def test_a_request_not_yet_begun_moves_to_another_node(broken: Stack) -> None:

@@ -39,6 +39,7 @@ _STATUS = {
     "stream_corrupt": 500,
     "audit_unavailable": 503,
     "bus_unavailable": 503,
+    "continuation_unsupported": 503,
     "engine_lost": 503,
     "hold_expired": 503,
     "model_cold": 503,

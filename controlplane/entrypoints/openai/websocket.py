@@ -8,9 +8,11 @@
     server  {"type":"waiting","id":"a","reason":"model_loading","position":1,"expected_s":9.5,…}
     server  {"type":"started","id":"a","request_id":…,"model":…,"version_id":…,"node":…}
     server  {"type":"delta","id":"a","index":0,"text":"Hel","num_tokens":1}
+    server  {"type":"waiting","id":"a","reason":"continuation","choice":0,"attempt":2,…}
     client  {"type":"cancel","id":"a"}
     server  {"type":"done","id":"a","finish_reason":"cancelled","usage":{…},"ttft_ms":…,…}
 
+``waiting`` may come again, between deltas, when the replica is gone and none yet continues it.
 ``done`` is sent once the record is durable. Errors of one generation are an ``error`` frame with
 its id; errors of the connection close it: 4401 no authentication in time, 1003 binary, 1007 not
 UTF-8, 1008 flooding, 1009 too large. A token in the query string is refused with 400 before the
@@ -289,7 +291,10 @@ class Connection:
             }
         )
         while batch or not call.is_over:
-            for part, delta in batch or await call.next():
+            batch = batch or await call.next()
+            if not batch and call.waiting and not call.is_over:
+                await self._moving(name, call)
+            for part, delta in batch:
                 if delta.text or delta.token_ids:
                     call.written_at = call.writing_since = self._inference.serving.monotonic()
                     await self._send(_delta(name, part.index, delta))
@@ -308,6 +313,14 @@ class Connection:
             call.written_at = self._inference.serving.monotonic()
             batch = await call.next()
         return batch
+
+    async def _moving(self, name: str, call: Call) -> None:
+        """Say which choice waits for a replica that continues it."""
+        part = call.waiting[0]
+        message = {"type": "waiting", "id": name, "request_id": call.job.request_id}
+        place = {"choice": part.index, "attempt": part.attempt + 1}
+        await self._send({**message, "reason": "continuation", **place})
+        call.written_at = self._inference.serving.monotonic()
 
     async def _done(self, name: str, call: Call) -> None:
         terminal = await call.finish()

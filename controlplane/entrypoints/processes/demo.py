@@ -41,6 +41,7 @@ class Options:
     num_agents: int = 1
     devices: str = ""
     model_cache: Path | None = None
+    bus_for_agents: str = ""  # a URL with {number}; "": the bus itself
     agent_args: tuple[str, ...] = field(default_factory=tuple)
 
 
@@ -129,9 +130,10 @@ class Demo:
     def _agent(self, number: int) -> Child:
         node = f"node-{number}"
         creds = self._authority.write_node_creds(node)
+        bus = self._options.bus_for_agents.format(number=number) or self._nats_url()
         argv = [
             *(sys.executable, "-m", "gpuagent", "--node-id", node),
-            *("--nats-url", self._nats_url(), "--creds", str(creds)),
+            *("--nats-url", bus, "--creds", str(creds)),
             *("--state-dir", str(self._dir / "agents" / node)),
             *("--model-cache", str(self._options.model_cache or self._dir / "models")),
             *("--metrics-port", str(self._ports[f"gpuagent-{number}"])),

@@ -14,7 +14,8 @@ The tokenizer is byte-level (ids 0..255 are bytes, then three specials, then the
 every text can be a prompt. ``stop_after=N`` ends generations at N tokens as an end token would.
 Models with ``shares=1`` that live in one process hold the device one at a time, as real ones do;
 otherwise each has a device of its own, however many there are. For drills, ``load_fails=CODE``
-makes loading fail and ``raises_at=N`` the N-th step; ``swap_ms`` is the time of a swap, each way.
+makes loading fail and ``raises_at=N`` the N-th step, with ``continues=0`` nothing that another
+replica began is taken, and ``swap_ms`` is the time of a swap, each way.
 With task embed there are vectors of ``dims`` elements instead of words (``simulated_embedding``).
 """
 
@@ -67,6 +68,7 @@ class SimulatedParams:
     blocks: int = 0
     load_fails: str = ""
     raises_at: int = 0
+    continues: int = 1
     shares: int = 0
     swap_ms: float = 0.0
     dims: int = 64
@@ -251,6 +253,8 @@ class SimulatedEngine:
         self, request: GenerationRequest, state: HandOver, contents: memoryview | None
     ) -> bool:
         """Continue a request; raises RuntimeError if ``contents`` are another's."""
+        if contents is None and not self.params.continues:
+            raise RequestRejected("continuation_unsupported", "as the source asks")
         copy, tokens = None, (*request.prompt_token_ids, *state.token_ids)
         if not all(0 <= token < self.params.vocab for token in tokens):
             raise RequestRejected("invalid_token_id", f"ids are below {self.params.vocab}")

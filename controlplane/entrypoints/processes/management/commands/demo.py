@@ -27,6 +27,11 @@ class Command(RuledCommand):
         parser.add_argument("--devices", default="", help="Per agent, e.g. cpu:4GiB,cpu:4GiB.")
         parser.add_argument("--simulated", action="store_true", help="No weights: made-up tokens.")
         parser.add_argument("--model-cache", type=Path, help="Default: models/ in the data folder.")
+        parser.add_argument(
+            "--bus-for-agents",
+            default="",
+            help="Where agent {number} reaches the bus, e.g. through a proxy; default: directly.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         data_dir = Path(settings.DATA_DIR)
@@ -45,6 +50,7 @@ class Command(RuledCommand):
             num_agents=options["agents"],
             devices=options["devices"],
             model_cache=options["model_cache"],
+            bus_for_agents=options["bus_for_agents"],
         )
         console.print(f"[bold]Engine[/] on {data_dir}\n")
         run = demo.Demo(chosen, console)
