@@ -99,9 +99,9 @@ class NodeAcknowledged(Event, frozen=True, tag_field="type", tag="NodeAcknowledg
 
 
 class NodeOverdue(Event, frozen=True, tag_field="type", tag="NodeOverdue"):
-    """It was told what to run, and has not accepted it in time. ``code``: refused (it accepted
-    something newer) | unreachable (the bus did not take it) | silent (it lives, and says nothing
-    of it). ``epoch`` and ``generation`` are what it was told."""
+    """It was told what to run, and has not accepted it in time. ``code``: refused (its reason, or
+    that it accepted something newer) | silent (it lives, and says nothing of it). ``epoch`` and
+    ``generation`` are what it was told."""
 
     node_id: NodeId
     epoch: int
