@@ -55,7 +55,8 @@ class StaleDesired(Exception):
 
 # --- node -> control plane --------------------------------------------------------------------
 class ReplicaReport(msgspec.Struct, frozen=True):
-    """``state``: pending | downloading | loading | ready | stopping | failed. Sizes in bytes."""
+    """``state``: pending | downloading | loading | ready | stopping | failed. Sizes in bytes.
+    ``retry_s``: until its node tries again by itself."""
 
     replica_id: str
     version_id: str
@@ -68,10 +69,11 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     peak_bytes: int = 0
     load_seconds: float = 0.0
     sha256: str = ""
+    retry_s: float = 0.0
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """What a node really runs and the newest desired state it has accepted."""
+    """What a node really runs, the newest desired state it has accepted, and why not a newer."""
 
     node_id: str
     boot_id: str
@@ -81,6 +83,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     devices: tuple[DeviceInfo, ...]
     replicas: tuple[ReplicaReport, ...]
     host: HostInfo = HostInfo()
+    refusal: str = ""
 
 
 class DeviceLoad(msgspec.Struct, frozen=True):
@@ -101,7 +104,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     """Counts are totals since it was loaded; ``swapped_bytes`` went to host memory or back.
 
     ``tier``: resident | host | storage, "" from nodes without tiers; ``expected_wait_s`` until a
-    request sent now reaches its engine. ``charged_bytes`` of its device, 0 if not measured yet."""
+    request sent now reaches its engine. ``charged_bytes`` of its device, 0 if not measured yet.
+    ``load_work`` grows while it downloads or loads (``wire.ReplicaLoad``)."""
 
     replica_id: str
     version_id: str
@@ -130,6 +134,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     tier: str = ""
     expected_wait_s: float = 0.0
     charged_bytes: int = 0
+    load_work: float = 0.0
 
     @property
     def is_away(self) -> bool:

@@ -99,6 +99,11 @@ class FleetState:
         said = known.replicas.get(assignment.replica_id) if known else None
         return said[1] if said else "pending"
 
+    def overdue_code(self, assignment: Assignment) -> str | None:
+        """Why it is stuck; None if it is not."""
+        known = self.nodes.get(assignment.node_id)
+        return known.overdue.get(assignment.replica_id) if known else None
+
     def num_ready(self, version_id: str) -> int:
         return sum(
             self.replica_state(assignment) == "ready"

@@ -1,24 +1,25 @@
 """Why a version runs nowhere, and whether it is worth waiting for.
 
-The planner leaves a gap where it finds no place for a version. Most gaps close by themselves::
+The planner leaves a gap where it finds no place for a version, and a version all of whose replicas
+fail where they are is as good as one that has none. Most gaps close by themselves::
 
-    insufficient_memory                   an idle model may make room for it
-    backoff, last with out_of_memory      it is tried again: ``retry_s`` 10 after the first failure
-    backoff, last with checksum_mismatch  the same files fail the same way: it lasts
-    too_small on every device             no model that leaves changes that: it lasts
+    insufficient_memory              an idle model may make room for it
+    failed, last with out_of_memory  it is tried again: ``retry_s`` 10 after the first failure
+    failed with checksum_mismatch    the same files fail the same way: it lasts
+    too_small on every device        no model that leaves changes that: it lasts
 
 A version that was never planned has no gap yet. ``tried`` asks the planner then, with the version
 alone on the devices that there are: 32 TiB on nodes of 80 GiB fit nowhere, whoever leaves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.inference import Gap
 from controlplane.application.reconcile import RESERVED_BYTES, node_views
 from controlplane.domain.ids import VersionId
 from controlplane.domain.node import Node
-from controlplane.domain.placement import PlanInputs, Unplaced
+from controlplane.domain.placement import Assignment, PlanInputs, Unplaced
 from controlplane.placement.plan import plan
 from controlplane.placement.snapshot import FailureView, FleetSnapshot, VersionView
 
@@ -45,9 +46,10 @@ NEVER_HEALS = frozenset(
 
 
 def gap_of(state: FleetState, version_id: str, now: float) -> Gap | None:
-    """None where a replica has a place, or none was looked for."""
-    if state.assignments_of(version_id):
-        return None
+    """None where a replica has a place and does not fail there, or no place was looked for."""
+    placed = state.assignments_of(version_id)
+    if placed:
+        return _failing(state, placed, now)
     for found in state.placement.unplaced:
         if found.version_id == version_id:
             return _judged(found, state.nodes, now)
@@ -71,14 +73,34 @@ def tried(state: FleetState, version_id: str, now: float) -> Gap | None:
     return next((gap for gap in gaps if gap.lasts), None)
 
 
+def _failing(state: FleetState, placed: Sequence[Assignment], now: float) -> Gap | None:
+    """Why it is not worth waiting, where every replica has failed; one that loads again may do."""
+    if any(state.replica_state(one) != "failed" for one in placed):
+        return None
+    nodes = {one.node_id: state.nodes[one.node_id] for one in placed}
+    known = {name: node.failures.get(placed[0].version_id) for name, node in nodes.items()}
+    found = [FailureView(placed[0].version_id, name, *last) for name, last in known.items() if last]
+    if not found:
+        return None
+    last = max(found, key=lambda one: (one.at, one.node_id))
+    reason = (
+        f"{last.version_id} does not load: it failed {last.count} times on {last.node_id}, "
+        f"last with {last.code}."
+    )
+    return _of_failures(reason, found, now)
+
+
+def _of_failures(reason: str, failures: Sequence[FailureView], now: float) -> Gap:
+    lasts = bool(failures) and all(one.code in NEVER_HEALS for one in failures)
+    next_try = min((one.retry_at for one in failures), default=now)
+    return Gap(reason, lasts, max(0.0, next_try - now))
+
+
 def _judged(found: Unplaced, nodes: Mapping[str, Node], now: float) -> Gap:
     if found.code != "backoff":
         codes = {one.code for one in found.rejections}
         return Gap(found.reason, bool(codes) and codes <= OUT_OF_REACH)
-    failures = _failures(found, nodes)
-    lasts = bool(failures) and all(one.code in NEVER_HEALS for one in failures)
-    next_try = min((one.retry_at for one in failures), default=now)
-    return Gap(found.reason, lasts, max(0.0, next_try - now))
+    return _of_failures(found.reason, _failures(found, nodes), now)
 
 
 def _failures(found: Unplaced, nodes: Mapping[str, Node]) -> list[FailureView]:

@@ -9,6 +9,7 @@ nothing, so it may be called as often as one likes::
     log: suspect     heartbeat 16 s old                     -> NodeLost       (replaced elsewhere)
     log: lost        heard again                            -> NodeRecovered, then its replicas
     log: r loading   report: r ready                        -> ReplicaBecameReady
+    log: r waiting   report: r pending, not_resident        -> ReplicaStateChanged, with the reason
 
 A report counts only while the boot that made it is the one that is heard: the bus keeps the last
 report of a dead node for ever. Ages are measured here, on arrival, with a monotonic clock; what a
@@ -118,7 +119,7 @@ def _replicas(node_id: NodeId, node: Node, report: NodeReport, now: float) -> li
     events: list[Event] = []
     for said in report.replicas:
         known = node.replicas.get(said.replica_id)
-        if known is None or known[1] != said.state:
+        if known is None or known[1] != said.state or _waits_otherwise(node, said):
             events.append(_transition(node_id, said, now))
     running = {said.replica_id for said in report.replicas}
     for replica_id, (version_id, _, _) in node.replicas.items():
@@ -127,6 +128,11 @@ def _replicas(node_id: NodeId, node: Node, report: NodeReport, now: float) -> li
                 nodes.ReplicaStopped(node_id, ReplicaId(replica_id), VersionId(version_id), now)
             )
     return events
+
+
+def _waits_otherwise(node: Node, said: ReplicaReport) -> bool:
+    """Whether it waits for another reason than the log has; figures alone are no news."""
+    return said.state == nodes.WAITING and said.code != node.codes.get(said.replica_id, "")
 
 
 def _transition(node_id: NodeId, said: ReplicaReport, now: float) -> Event:
@@ -147,8 +153,10 @@ def _transition(node_id: NodeId, said: ReplicaReport, now: float) -> Event:
         )
     if said.state == "failed":
         code = said.code or "unknown"
-        return nodes.ReplicaFailed(node_id, replica_id, version_id, code, said.detail, now)
-    return nodes.ReplicaStateChanged(node_id, replica_id, version_id, said.state, now)
+        about = node_id, replica_id, version_id
+        return nodes.ReplicaFailed(*about, code, said.detail, now, said.retry_s)
+    why = (said.code, said.detail) if said.state == nodes.WAITING else ("", "")
+    return nodes.ReplicaStateChanged(node_id, replica_id, version_id, said.state, now, *why)
 
 
 def num_silent(nodes_by_id: dict[str, Node], heard: dict[str, Heard], timings: Timings) -> int:
@@ -192,6 +200,10 @@ class Ingest:
     def listen_anew(self) -> None:
         """We were deaf until now (start, reconnection): silence counts from here on."""
         self._listening_since = self._clock.monotonic()
+
+    def report(self, node_id: str) -> NodeReport | None:
+        """What the node last said, if the boot that said it is the one that is heard."""
+        return Heard(0.0, self._loads.latest(node_id), self._reports.get(node_id)).current
 
     def step(self) -> int:
         """Record everything that follows from what was heard; the number of events."""

@@ -10,10 +10,12 @@ acknowledge. ``unacknowledged`` says who has not, and for how long. Worked examp
     placement 7 starts a on n1     n1 is told (2, 7) [a]
     placement 8 starts b on n2     n2 is told (2, 8) [b]; n1 nothing: it runs what it should
     n1 acknowledges (2, 7)         nobody waits for n1, though the placement is at 8
+    n1 says it accepted (5, 40)    it takes nothing of epoch 2: waited for, until we are past 5
     the bus lost its store         the next comparison finds nothing there: n1 is told (2, 8) [a]
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,6 +26,7 @@ from controlplane.application.fleet import (
     DesiredStates,
     DesiredTooLarge,
     FleetLoads,
+    StaleDesired,
 )
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.ports import Clock
@@ -94,12 +97,27 @@ def devices_here(assignment: Assignment, tensor_parallel: int) -> tuple[int, ...
 
 @dataclass(slots=True)
 class _Told:
-    """What the bus holds for a node, and since when (monotonic) it waits for an acknowledgement."""
+    """What the bus holds for a node, or did not take, and since when (monotonic) it waits for an
+    acknowledgement."""
 
     desired: DesiredNode
     epoch: int
     generation: int
     since: float
+    is_on_bus: bool = True
+
+
+class Late(NamedTuple):
+    """What a node was told last and has not accepted, what it has, and for how long (seconds)."""
+
+    told: tuple[int, int]
+    accepted: tuple[int, int]
+    age_s: float
+
+    @property
+    def is_ahead(self) -> bool:
+        """It accepted something newer: the log went back, or is not the only one."""
+        return self.accepted > self.told
 
 
 class Publisher:
@@ -127,53 +145,60 @@ class Publisher:
     async def step(self) -> int:
         """Deliver what is missing; the number of states written.
 
-        Raises StaleDesired (somebody else leads by now), BusUnavailable (next time), and
-        DesiredTooLarge for a node, when all others were told.
+        Raises BusUnavailable (next time); and, when all others were told, StaleDesired (somebody
+        else leads by now, or did before the log went back) or DesiredTooLarge for a node.
         """
         now = self._clock.monotonic()
         verify = self._verified_at is None or now - self._verified_at >= self._verify_s
-        before, too_large = self.num_written, None
+        before, failure = self.num_written, None
         for desired in desired_nodes(self._state, self._epoch):
             if verify or not self._is_told(desired):
                 try:
                     self.num_written += await self._deliver(desired, now)
-                except DesiredTooLarge as error:
-                    too_large = error
+                except (DesiredTooLarge, StaleDesired) as error:
+                    failure = error
+                    self._note(desired, (desired.epoch, desired.generation), now, False)
         if verify:
             self._verified_at = now
-        if too_large is not None:
-            raise too_large
+        if failure is not None:
+            raise failure
         return self.num_written - before
 
     def _is_told(self, desired: DesiredNode) -> bool:
         told = self._told.get(desired.node_id)
-        return told is not None and _content(told.desired) == _content(desired)
+        if told is None or not told.is_on_bus:
+            return False
+        return _content(told.desired) == _content(desired)
 
     async def _deliver(self, desired: DesiredNode, now: float) -> bool:
         delivery = await self._states.deliver(desired)
         passing("publish.delivered")
-        told = self._told.get(desired.node_id)
-        number = (delivery.epoch, delivery.generation)
-        since = told.since if told and (told.epoch, told.generation) == number else now
-        self._told[desired.node_id] = _Told(desired, *number, since)
+        self._note(desired, (delivery.epoch, delivery.generation), now)
         return delivery.written
+
+    def _note(
+        self, desired: DesiredNode, number: tuple[int, int], now: float, is_on_bus: bool = True
+    ) -> None:
+        told = self._told.get(desired.node_id)
+        since = told.since if told and (told.epoch, told.generation) == number else now
+        self._told[desired.node_id] = _Told(desired, *number, since, is_on_bus)
 
     def unacknowledged(self) -> dict[str, float]:
         """Seconds since which a node that is not lost was told something it has not accepted."""
-        now = self._clock.monotonic()
-        return {
-            node_id: now - told.since
-            for node_id, told in list(self._told.items())
-            if not self._has_acknowledged(node_id, told)
-        }
+        return {node_id: late.age_s for node_id, late in self.late().items()}
 
-    def _has_acknowledged(self, node_id: str, told: _Told) -> bool:
-        node = self._state.nodes.get(node_id)
-        if node is None or node.status == "lost":
-            return True  # nobody waits for it: what it ran is placed elsewhere
-        load = self._loads.latest(node_id)
-        acked = (load.acked_epoch, load.acked_generation) if load else (0, 0)
-        return acked >= (told.epoch, told.generation)
+    def late(self) -> dict[str, Late]:
+        """The same with both numbers."""
+        now, found = self._clock.monotonic(), {}
+        for node_id, told in list(self._told.items()):
+            node = self._state.nodes.get(node_id)
+            if node is None or node.status == "lost":
+                continue  # nobody waits for it: what it ran is placed elsewhere
+            load = self._loads.latest(node_id)
+            accepted = (load.acked_epoch, load.acked_generation) if load else (0, 0)
+            if accepted != (told.epoch, told.generation):
+                found[node_id] = Late((told.epoch, told.generation), accepted, now - told.since)
+        return found
 
 
 def _content(desired: DesiredNode) -> tuple[object, ...]:

@@ -17,10 +17,11 @@ from controlplane.domain import placement
 from controlplane.domain.errors import VersionConflict
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId, version_id
 from controlplane.domain.model import VersionSpec
-from controlplane.domain.node import Node
-from controlplane.domain.placement import DecidePlacement, PlanInputs
+from controlplane.domain.node import WAITING, Node
+from controlplane.domain.placement import Assignment, DecidePlacement, PlanInputs
 from controlplane.placement.plan import (
     PLANNER,
+    PLANNERS_THAT_STOP_FAILING,
     PLANNERS_WITHOUT_WHOLES,
     PlacementPlan,
     plan,
@@ -97,13 +98,14 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
     with what an event recorded."""
     idle_s, charged = dict(inputs.idle_s), dict(inputs.charged_bytes)
     steady = frozenset(inputs.steady)
+    keeps_failing = inputs.planner not in PLANNERS_THAT_STOP_FAILING
     return FleetSnapshot(
         nodes=node_views(state, inputs),
         versions=tuple(_versions(state)),
         assigned=tuple(
             AssignedView(
                 one,
-                state.replica_state(one),
+                _state_of(state, one, keeps_failing),
                 idle_s.get(one.replica_id, 0.0),
                 charged.get(one.replica_id, 0),
                 one.replica_id in steady,
@@ -118,7 +120,15 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
         position=state.position,
         now=now,
         keeps_wholes=inputs.planner not in PLANNERS_WITHOUT_WHOLES,
+        keeps_failing=keeps_failing,
     )
+
+
+def _state_of(state: FleetState, placed: Assignment, knows_stuck: bool) -> str:
+    """As its node last said; stuck, if that is that it waits, and its time for that is over."""
+    said = state.replica_state(placed)
+    is_stuck = knows_stuck and said == WAITING and state.overdue_code(placed) is not None
+    return "stuck" if is_stuck else said
 
 
 def _versions(state: FleetState) -> list[VersionView]:

@@ -55,6 +55,8 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "NodeJoined": 3,
     "PlacementDecided": 4,
     "ReplicaBecameReady": 2,
+    "ReplicaFailed": 2,
+    "ReplicaStateChanged": 2,
     "TenantBudgetSet": 2,
 }
 

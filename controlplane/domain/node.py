@@ -1,4 +1,13 @@
-"""A node and what its agent reported: transitions, not heartbeats. Stream ``node-<id>``."""
+"""A node and what its agent reported: transitions, not heartbeats. Stream ``node-<id>``.
+
+What should have happened and has not is recorded when its time has passed, like a node's silence
+(``application.overdue`` watches). Worked example, a replica for which its node finds no room::
+
+    PlacementDecided(r on n1)           n1 should run r
+    ReplicaStateChanged(r pending)      it waits, code not_resident, "needs 6 GB, 2 GB are free"
+    60 s later: ReplicaOverdue(r)       r is stuck; once failed on n1, as far as the planner goes
+    ReplicaStateChanged(r loading)      there was room after all: not stuck any more
+"""
 
 import msgspec
 from msgspec.structs import replace
@@ -89,14 +98,31 @@ class NodeAcknowledged(Event, frozen=True, tag_field="type", tag="NodeAcknowledg
     at: float
 
 
+class NodeOverdue(Event, frozen=True, tag_field="type", tag="NodeOverdue"):
+    """It was told what to run, and has not accepted it in time. ``code``: refused (its reason, or
+    that it accepted something newer) | silent (it lives, and says nothing of it). ``epoch`` and
+    ``generation`` are what it was told."""
+
+    node_id: NodeId
+    epoch: int
+    generation: int
+    code: str
+    reason: str
+    waited_s: float
+    at: float
+
+
 class ReplicaStateChanged(Event, frozen=True, tag_field="type", tag="ReplicaStateChanged"):
-    """``state``: pending | downloading | loading | stopping."""
+    """``state``: pending | downloading | loading | stopping. ``code`` and ``detail``: why it waits,
+    in its node's words. The same state again says that the code is another, or that it goes on."""
 
     node_id: NodeId
     replica_id: ReplicaId
     version_id: VersionId
     state: str
     at: float
+    code: str = ""
+    detail: str = ""
 
 
 class ReplicaBecameReady(Event, frozen=True, tag_field="type", tag="ReplicaBecameReady"):
@@ -116,11 +142,28 @@ class ReplicaBecameReady(Event, frozen=True, tag_field="type", tag="ReplicaBecam
 
 
 class ReplicaFailed(Event, frozen=True, tag_field="type", tag="ReplicaFailed"):
+    """``retry_s``: until its node tries again by itself, 0 if it did not say."""
+
     node_id: NodeId
     replica_id: ReplicaId
     version_id: VersionId
     code: str
     detail: str
+    at: float
+    retry_s: float = 0.0
+
+
+class ReplicaOverdue(Event, frozen=True, tag_field="type", tag="ReplicaOverdue"):
+    """It is not ready, and for ``waited_s`` nothing has moved. ``state`` as the node last said,
+    "" if it said nothing. Said again, ever more seldom, of one that waits for room."""
+
+    node_id: NodeId
+    replica_id: ReplicaId
+    version_id: VersionId
+    state: str
+    code: str
+    detail: str
+    waited_s: float
     at: float
 
 
@@ -140,16 +183,28 @@ NodeEvent = (
     | NodeDrainEnded
     | NodeRemoved
     | NodeAcknowledged
+    | NodeOverdue
     | ReplicaStateChanged
     | ReplicaBecameReady
     | ReplicaFailed
+    | ReplicaOverdue
     | ReplicaStopped
 )
+
+WAITING, NO_ROOM = "pending", "no_room"
+BACKOFF_FIRST_S, BACKOFF_LIMIT_S = 10.0, 300.0
+
+
+def backoff_s(num_failures: int) -> float:
+    """Seconds until the next try: 10 after the first failure, then doubling, at most 5 minutes."""
+    return min(BACKOFF_LIMIT_S, BACKOFF_FIRST_S * 2.0 ** min(num_failures - 1, 16))
 
 
 # --- state ------------------------------------------------------------------------------------
 class Node(State, frozen=True):
-    """``status``: absent | ready | suspect | lost. ``replicas``: id -> (version, state, since)."""
+    """``status``: absent | ready | suspect | lost. ``replicas``: id -> (version, state, since).
+    ``codes``: of those that wait, why. ``overdue``: id -> why, of those that are stuck. ``late``:
+    why it has not accepted what it was told, if it should have."""
 
     status: str = "absent"
     boot_id: str = ""
@@ -160,20 +215,23 @@ class Node(State, frozen=True):
     acked_generation: int = 0
     replicas: dict[str, tuple[str, str, float]] = msgspec.field(default_factory=dict)
     failures: dict[str, tuple[str, int, float]] = msgspec.field(default_factory=dict)
+    codes: dict[str, str] = msgspec.field(default_factory=dict)
+    overdue: dict[str, str] = msgspec.field(default_factory=dict)
+    late: str = ""
 
 
 def evolve(node: Node, event: NodeEvent) -> Node:
     match event:
         case NodeJoined(boot_id=boot, zone=zone, devices=devices, host=host):
-            kept = node.replicas if boot == node.boot_id else {}
-            found = replace(node, boot_id=boot, zone=zone, devices=devices, host=host)
-            return replace(found, status="ready", replicas=kept)
+            found = node if boot == node.boot_id else _forgotten(node)
+            told = replace(found, boot_id=boot, zone=zone, devices=devices, host=host)
+            return replace(told, status="ready")
         case NodeSuspected():
             return replace(node, status="suspect")
         case NodeRecovered(boot_id=boot):
             return replace(node, status="ready", boot_id=boot)
         case NodeLost():
-            return replace(node, status="lost", replicas={})
+            return replace(_forgotten(node), status="lost")
         case NodeDrainStarted():
             return replace(node, draining=True)
         case NodeDrainEnded():
@@ -181,14 +239,44 @@ def evolve(node: Node, event: NodeEvent) -> Node:
         case NodeRemoved():
             return Node()
         case NodeAcknowledged(generation=generation):
-            return replace(node, acked_generation=generation)
-    return _evolve_replica(node, event)
+            return replace(node, acked_generation=generation, late="")
+        case NodeOverdue(code=code):
+            return replace(node, late=code)
+        case ReplicaOverdue(replica_id=rid, code=code):
+            return _failed_to_start(node, event, {**node.overdue, rid: code})
+    return _evolve_replica(_moved_on(node, event), event)
+
+
+def _forgotten(node: Node) -> Node:
+    """Nothing that it reported before holds any more."""
+    return replace(node, replicas={}, codes={}, overdue={}, late="")
+
+
+def _failed_to_start(node: Node, event: ReplicaOverdue, overdue: dict[str, str]) -> Node:
+    """Stuck; one that waits counts as a failure there, so that it is looked at anew."""
+    if event.state != WAITING:
+        return replace(node, overdue=overdue)
+    count = node.failures.get(event.version_id, ("", 0, 0.0))[1] + 1
+    failures = {**node.failures, event.version_id: (NO_ROOM, count, event.at)}
+    return replace(node, overdue=overdue, failures=failures)
+
+
+def _moved_on(node: Node, event: NodeEvent) -> Node:
+    """Something was heard of a replica: whatever it was, it is not stuck at this moment."""
+    replica_id = getattr(event, "replica_id", "")
+    codes = {name: code for name, code in node.codes.items() if name != replica_id}
+    if code := getattr(event, "code", "") if isinstance(event, ReplicaStateChanged) else "":
+        codes[replica_id] = code
+    overdue = {name: code for name, code in node.overdue.items() if name != replica_id}
+    return replace(node, codes=codes, overdue=overdue)
 
 
 def _evolve_replica(node: Node, event: NodeEvent) -> Node:
     match event:
         case ReplicaStateChanged(replica_id=rid, version_id=version, state=state, at=at):
-            return replace(node, replicas={**node.replicas, rid: (version, state, at)})
+            before = node.replicas.get(rid)
+            since = before[2] if before and before[1] == state else at
+            return replace(node, replicas={**node.replicas, rid: (version, state, since)})
         case ReplicaBecameReady(replica_id=rid, version_id=version, at=at):
             failures = {v: f for v, f in node.failures.items() if v != version}
             return replace(

@@ -84,7 +84,7 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
 class Stopped(msgspec.Struct, frozen=True, gc=False):
     assignment: Assignment
-    code: str  # retired | node_lost | node_draining | evicted | surplus | failed
+    code: str  # retired | node_lost | node_draining | evicted | surplus | moved | failed | no_room
     reason: str
 
 

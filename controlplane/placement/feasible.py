@@ -124,7 +124,9 @@ class Fleet:
             self.rows_of_zone.setdefault(node.zone, []).append(row)
             self.rows_of_node.setdefault(node.node_id, []).append(row)
         self.failures: dict[str, list[FailureView]] = {}
+        self.history: dict[str, list[FailureView]] = {}  # those over, too
         for one in snapshot.failures:
+            self.history.setdefault(one.version_id, []).append(one)
             if one.retry_at > self.now:
                 self.failures.setdefault(one.version_id, []).append(one)
 
@@ -231,7 +233,7 @@ def rejection(
 
     ``without``: replica ids to think away, to ask whether evicting them would help.
     """
-    found = _unusable(fleet, slot, version) or _full(fleet, slot, version, frozenset(without))
+    found = _unusable(fleet, slot, version) or full(fleet, slot, version, frozenset(without))
     if found is None:
         return None
     return Rejection(slot.node.node_id, slot.device.index, *found)
@@ -241,14 +243,18 @@ def barrier(
     fleet: Fleet, slot: Slot, version: VersionView, without: Iterable[str] = ()
 ) -> tuple[str, str] | None:
     """What but the device's memory keeps ``version`` off ``slot``; None if nothing does."""
-    gone = frozenset(without)
+    return _unusable(fleet, slot, version) or crowded(fleet, slot, version, frozenset(without))
+
+
+def crowded(
+    fleet: Fleet, slot: Slot, version: VersionView, without: frozenset[str] = frozenset()
+) -> tuple[str, str] | None:
+    """Reasons but the device's memory that lie in who is on it and its node now."""
+    gone = [slot.residents[one] for one in without if one in slot.residents]
     return (
-        _unusable(fleet, slot, version)
-        or _company(slot, version, gone)
-        or _promised(slot, version, gone)
-        or _host(
-            fleet, slot, version, [slot.residents[one] for one in gone if one in slot.residents]
-        )
+        _company(slot, version, without)
+        or _promised(slot, version, without)
+        or _host(fleet, slot, version, gone)
     )
 
 
@@ -258,10 +264,7 @@ def _unusable(fleet: Fleet, slot: Slot, version: VersionView) -> tuple[str, str]
         return slot.closed
     failure = fleet.failure(slot.node.node_id, version.version_id)
     if failure:
-        return "backoff", (
-            f"failed {failure.count} times there, last with {failure.code}; "
-            f"next try in {failure.retry_at - fleet.now:.0f} s"
-        )
+        return "backoff", _kept_off(failure, fleet.now)
     shape = version.shape
     if not is_of_class(slot.device, shape.gpu_classes):
         name = slot.device.name or slot.device.kind
@@ -278,8 +281,14 @@ def _unusable(fleet: Fleet, slot: Slot, version: VersionView) -> tuple[str, str]
     return None
 
 
-def _full(
-    fleet: Fleet, slot: Slot, version: VersionView, without: frozenset[str]
+def _kept_off(failure: FailureView, now: float) -> str:
+    said = f"failed {failure.count} times there, last with {failure.code}"
+    left = failure.retry_at - now
+    return f"{said}; next try in {left:.0f} s" if left > 0 else said
+
+
+def full(
+    fleet: Fleet, slot: Slot, version: VersionView, without: frozenset[str] = frozenset()
 ) -> tuple[str, str] | None:
     """Reasons that lie in who is on the device and its node now."""
     found = _company(slot, version, without) or _promised(slot, version, without)

@@ -13,9 +13,11 @@ Worked example: two devices of 10 GB, n1 holds best-effort b (6), n2 holds norma
                             stop b (evicted), start a on n1/0
     b (6) is missing now    4 GB free on n2, 2 GB on n1: unplaced, insufficient_memory
 
-Kept replicas do not move, with one exception: of replicas that crowd on one node while another has
-room, one is started there, and the crowded one stops when that is ready (``reconcile``). So a fleet
-spreads again after a drain or an outage, one replica of a version at a time. Two replicas of a, n2
+Kept replicas do not move, with two exceptions. One that fails where it is goes where it may fare
+better, else its node tries on (``failing``); within its priority it comes after what is missing.
+And of replicas that crowd on one node while another has room, one is started there, and the crowded
+one stops when that is ready (``reconcile``). So a fleet spreads again after a drain or an outage,
+one replica of a version at a time. Two replicas of a, n2
 comes back empty::
 
     a.0 ready on n1/0, a.1 ready on n1/1          start a.2 on n2/0
@@ -39,17 +41,18 @@ from controlplane.domain.placement import (
     Stopped,
     Unplaced,
 )
-from controlplane.placement import explain, groups, sharing
+from controlplane.placement import explain, failing, groups, sharing
 from controlplane.placement.evict import victims
 from controlplane.placement.feasible import Fleet, Resident, Slot
 from controlplane.placement.reconcile import Difference, difference, over_capacity
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 from controlplane.placement.survey import Survey, survey
 
-PLANNER = 5  # stored with each decision; one more whenever rules or weights change
+PLANNER = 6  # stored with each decision; one more whenever rules or weights change
 PLANNERS_WITHOUT_WHOLES = frozenset({2, 3})
+PLANNERS_THAT_STOP_FAILING = PLANNERS_WITHOUT_WHOLES | {1, 4, 5}
 # 2 knew nothing that is swappable or measured, 4 nothing of other engines
-REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, PLANNER}
+REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, 5, PLANNER}
 HELPFUL_CODES = (
     "backoff",
     "anti_affinity",
@@ -75,20 +78,20 @@ class PlacementPlan:
 
 
 class _Queue:
-    """Missing replicas: by priority, then the largest first, then by name."""
+    """Missing replicas: by priority, then the largest first, then by name; and, behind those of its
+    priority, each that is failing."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, str, int, VersionView]] = []
+        self._heap: list[tuple[int, bool, int, str, int, VersionView, AssignedView | None]] = []
         self._num_pushed = 0
 
-    def push(self, version: VersionView) -> None:
+    def push(self, version: VersionView, view: AssignedView | None = None) -> None:
         self._num_pushed += 1  # before the version in the tuple: versions have no order
-        size = -version.spec.gpu_memory
-        entry = (version.rank, size, version.version_id, self._num_pushed, version)
-        heapq.heappush(self._heap, entry)
+        order = version.rank, view is not None, -version.spec.gpu_memory
+        heapq.heappush(self._heap, (*order, version.version_id, self._num_pushed, version, view))
 
-    def pop(self) -> VersionView:
-        return heapq.heappop(self._heap)[-1]
+    def pop(self) -> tuple[VersionView, AssignedView | None]:
+        return heapq.heappop(self._heap)[-2:]
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -106,6 +109,7 @@ class _Draft:
     generation: int
     found: Difference
     whole: str = ""
+    keeps_failing: bool = True
     started: dict[str, Started] = field(default_factory=dict)
     stopped: list[Stopped] = field(default_factory=list)
     gaps: Counter[str] = field(default_factory=Counter)
@@ -122,7 +126,8 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
     """
     versions = snapshot.versions_by_id()
     found = difference(snapshot)
-    draft = _Draft(Fleet(snapshot), generation, found, whole, stopped=found.stopped)
+    keeps = snapshot.keeps_failing
+    draft = _Draft(Fleet(snapshot), generation, found, whole, keeps, stopped=found.stopped)
     draft.leaving = {view.assignment.replica_id for view in found.leaving}
     for view in (*found.kept, *found.leaving):
         version = versions[view.assignment.version_id]
@@ -131,9 +136,15 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
     for version_id, number in found.missing.items():
         for _ in range(number):
             draft.queue.push(versions[version_id])
+    for view in found.failing:
+        draft.queue.push(versions[view.assignment.version_id], view)
     _fit_shrunken(draft)
     while draft.queue:
-        _place(draft, draft.queue.pop())
+        version, failed = draft.queue.pop()
+        if failed is None:
+            _place(draft, version)
+        else:
+            _place_again(draft, version, failed)
     for version_id, views in _settled(found, draft):
         _spread(draft, versions[version_id], views)
     unplaced = tuple(_unplaced(draft, versions[name]) for name in sorted(draft.gaps))
@@ -142,24 +153,56 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
 
 # --- one replica ------------------------------------------------------------------------------
 def _place(draft: _Draft, version: VersionView) -> None:
+    if not _is_placed(draft, version):
+        draft.gaps[version.version_id] += 1
+
+
+def _place_again(draft: _Draft, version: VersionView, view: AssignedView) -> None:
+    """Move a failing replica to a better node, or leave it where it is, if it still has room."""
+    fleet, name = draft.fleet, version.version_id
+    steady = view.charged_bytes, view.is_steady
+    resident = Resident(view.assignment, version, view.idle_s, *steady)
+    if not failing.has_place(fleet, resident):
+        draft.stopped.append(failing.stop(view, " Its place is taken."))
+        return _place(draft, version)
+    worse, usual = failing.no_better(fleet, view), fleet.failures.get(name, [])
+    if worse is not None:
+        fleet.failures[name] = worse
+        is_moved = _is_placed(draft, version)
+        fleet.failures[name] = usual
+        if is_moved:
+            return draft.stopped.append(failing.stop(view))
+    return fleet.add(resident)
+
+
+def _is_placed(draft: _Draft, version: VersionView) -> bool:
+    """Start one where it fits, or where it does once others have left; False if nowhere."""
     found = survey(draft.fleet, version)
     if found.num_candidates:
-        return _start(draft, found)
-    joined = groups.across(draft.fleet, version)
-    if joined:
-        return _start_across(draft, found, joined)
-    shared = sharing.place(draft.fleet, version)
-    if shared:
-        return _start_shared(draft, found, shared)
+        _start(draft, found)
+        return True
+    if joined := groups.across(draft.fleet, version):
+        _start_across(draft, found, joined)
+        return True
+    if shared := sharing.place(draft.fleet, version):
+        _start_shared(draft, found, shared)
+        return True
     leaving = victims(draft.fleet, version)
     if leaving is None:
-        draft.gaps[version.version_id] += 1
-        return None
+        return False
+    _start_instead(draft, version, leaving)
+    return True
+
+
+def _start_instead(draft: _Draft, version: VersionView, leaving: list[Resident]) -> None:
     for victim in leaving:
         _evict(draft, victim, version)
     found = survey(draft.fleet, version)
     shared = None if found.num_candidates else sharing.place(draft.fleet, version)
-    return _start_shared(draft, found, shared) if shared else _start(draft, found)
+    if shared:
+        _start_shared(draft, found, shared)
+    else:
+        _start(draft, found)
 
 
 def _start(draft: _Draft, found: Survey, remark: str = "") -> None:
@@ -260,7 +303,7 @@ def _main_code(codes: Iterable[str]) -> str:
 def _settled(found: Difference, draft: _Draft) -> list[tuple[str, list[AssignedView]]]:
     """The versions of several replicas, all ready, for which nothing else is under way."""
     busy = {start.assignment.version_id for start in draft.started.values()} | set(draft.gaps)
-    busy |= {view.assignment.version_id for view in found.leaving}
+    busy |= {view.assignment.version_id for view in (*found.leaving, *found.failing)}
     by_version: dict[str, list[AssignedView]] = {}
     for view in found.kept:
         by_version.setdefault(view.assignment.version_id, []).append(view)
@@ -279,8 +322,14 @@ def _spread(draft: _Draft, version: VersionView, views: list[AssignedView]) -> N
     if number < 2:
         return
     found = survey(draft.fleet, version)
-    if found.num_candidates and _on_node(found) <= number - 2:
+    if found.num_candidates and _on_node(found) <= number - 2 and not _is_risky(draft, found):
         _start(draft, found, explain.relieves(node_id, number))
+
+
+def _is_risky(draft: _Draft, found: Survey) -> bool:
+    node_id = found.fleet.slots[found.best].node.node_id
+    name = found.version.version_id
+    return draft.keeps_failing and failing.failed_lately(found.fleet, name, node_id)
 
 
 def _on_node(found: Survey) -> int:

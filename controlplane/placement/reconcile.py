@@ -13,8 +13,11 @@ holds a.0, is draining::
 A replica too many goes from the node that holds most of them. If what is kept instead is not ready
 yet, it is leaving too: that is how ``plan`` spreads replicas again after a node came back.
 
+A replica that failed, or has waited for room beyond its time, is *failing*: it stays unless another
+node is better, or others have taken its place (``failing``). One that is needless goes first.
+
 A worker that died is its agent's business first: the agent starts it again within a second, waiting
-longer each time. Only when that has failed ``LOCAL_RETRIES`` times in a row does the replica move.
+longer each time. Only when that has failed ``LOCAL_RETRIES`` times in a row may the replica move.
 """
 
 from collections import defaultdict
@@ -23,7 +26,13 @@ from dataclasses import dataclass, field
 
 from controlplane.domain.placement import Assignment, Stopped, shards_of
 from controlplane.placement.explain import bytes_text
-from controlplane.placement.snapshot import AssignedView, FleetSnapshot, NodeView, VersionView
+from controlplane.placement.snapshot import (
+    FAILING,
+    AssignedView,
+    FleetSnapshot,
+    NodeView,
+    VersionView,
+)
 
 LOCAL_RETRIES = 2
 
@@ -31,9 +40,11 @@ LOCAL_RETRIES = 2
 @dataclass(slots=True)
 class Difference:
     """``missing`` counts, by version id, the replicas to be placed. ``spare``: the version of those
-    ``leaving`` replicas that are only too many; they can stay should a kept one have to go."""
+    ``leaving`` replicas that are only too many; they can stay should a kept one have to go.
+    ``failing`` are kept, too, if there is no better place for them."""
 
     kept: list[AssignedView] = field(default_factory=list)
+    failing: list[AssignedView] = field(default_factory=list)
     leaving: list[AssignedView] = field(default_factory=list)
     stopped: list[Stopped] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
@@ -44,18 +55,35 @@ def difference(snapshot: FleetSnapshot) -> Difference:
     """Compare the assignments with the versions and nodes of ``snapshot``."""
     nodes: dict[str, NodeView] = {node.node_id: node for node in snapshot.nodes}
     versions = snapshot.versions_by_id()
-    restarting = _restarting(snapshot)
+    failing = _failing(snapshot)
     found = Difference()
     by_version: dict[str, list[AssignedView]] = defaultdict(list)
     for view in sorted(snapshot.assigned, key=lambda one: one.assignment.replica_id):
-        end = _must_stop(view, versions, nodes, restarting)
+        end = _must_stop(view, versions, nodes)
+        if end is None and not snapshot.keeps_failing and view.assignment.replica_id in failing:
+            end = _failed(view)
         if end:
             found.stopped.append(end)
         else:
             by_version[view.assignment.version_id].append(view)
     for version_id in sorted(versions):
-        _count(versions[version_id], by_version.get(version_id, []), nodes, found)
+        _count(versions[version_id], by_version.get(version_id, []), nodes, failing, found)
     return found
+
+
+def _failing(snapshot: FleetSnapshot) -> set[str]:
+    restarting = _restarting(snapshot)
+    return {
+        one.assignment.replica_id
+        for one in snapshot.assigned
+        if one.state in FAILING
+        and (one.assignment.node_id, one.assignment.version_id) not in restarting
+    }
+
+
+def _failed(view: AssignedView) -> Stopped:
+    reason = f"The replica failed on {view.assignment.node_id}."
+    return Stopped(view.assignment, "failed", reason)
 
 
 def _restarting(snapshot: FleetSnapshot) -> set[tuple[str, str]]:
@@ -71,7 +99,6 @@ def _must_stop(
     view: AssignedView,
     versions: dict[str, VersionView],
     nodes: dict[str, NodeView],
-    restarting: set[tuple[str, str]],
 ) -> Stopped | None:
     """Why the replica cannot go on whatever else happens; None if it can."""
     placed = view.assignment
@@ -84,8 +111,6 @@ def _must_stop(
         if shard.device_index not in {device.index for device in node.devices}:
             reason = f"Node {shard.node_id} has no device {shard.device_index} now."
             return Stopped(placed, "node_lost", reason)
-    if view.state == "failed" and (placed.node_id, placed.version_id) not in restarting:
-        return Stopped(placed, "failed", f"The replica failed on {placed.node_id}.")
     return None
 
 
@@ -109,6 +134,7 @@ def _count(
     version: VersionView,
     views: list[AssignedView],
     nodes: dict[str, NodeView],
+    failing: set[str],
     found: Difference,
 ) -> None:
     """Sort the version's replicas into kept, leaving and surplus, and count what is missing."""
@@ -117,10 +143,12 @@ def _count(
         return
     replaced = {view.assignment.replaces for view in views}
     leaving = [view for view in views if _why_leaving(view, version, nodes, replaced)]
-    staying = [view for view in views if view not in leaving]
-    staying = _best_spread_first(staying)
+    staying = _best_spread_first([view for view in views if view not in leaving])
+    staying.sort(key=lambda view: view.assignment.replica_id in failing)  # the others first
     kept, surplus = staying[: version.num_replicas], staying[version.num_replicas :]
-    found.kept += kept
+    for view in kept:
+        is_failing = view.assignment.replica_id in failing
+        (found.failing if is_failing else found.kept).append(view)
     found.missing[version.version_id] = version.num_replicas - len(kept)
     num_ready = sum(view.state == "ready" for view in kept)
     for view in surplus:
@@ -131,7 +159,9 @@ def _count(
             reason = f"{version.version_id} should have {version.num_replicas} replicas."
             found.stopped.append(Stopped(view.assignment, "surplus", reason))
     for view in leaving:
-        if num_ready >= version.num_replicas:
+        if view.assignment.replica_id in failing:
+            found.stopped.append(_failed(view))
+        elif num_ready >= version.num_replicas:
             code, reason = _why_leaving(view, version, nodes, replaced) or ("", "")
             found.stopped.append(Stopped(view.assignment, code, reason))
         else:

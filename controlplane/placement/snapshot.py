@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from controlplane.domain.ids import NodeId, VersionId
 from controlplane.domain.model import VersionSpec
+from controlplane.domain.node import backoff_s
 from controlplane.domain.placement import Assignment
 
 RANK = {"high": 0, "normal": 1, "best-effort": 2}  # lower is more important
-BACKOFF_FIRST_S = 10.0
-BACKOFF_LIMIT_S = 300.0
+FAILING = frozenset({"failed", "stuck"})  # states of a replica that does not start where it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,8 @@ def is_of_class(device: DeviceView, gpu_classes: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AssignedView:
-    """A replica as placed; ``state`` as its node last said, ``idle_s`` since it last worked.
+    """A replica as placed; ``state`` as its node last said, or stuck if it has waited for room
+    there beyond its time; ``idle_s`` since it last worked.
     ``charged_bytes``: of its device, as the node counts it; 0: not measured yet."""
 
     assignment: Assignment
@@ -141,13 +142,14 @@ class FailureView:
     @property
     def retry_at(self) -> float:
         """10 s after the first failure, then doubling, at most 5 minutes."""
-        doubled = BACKOFF_FIRST_S * 2.0 ** min(self.count - 1, 16)
-        return self.at + min(BACKOFF_LIMIT_S, doubled)
+        return self.at + backoff_s(self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """``keeps_wholes``: whether nodes that are still whole are kept so, see ``fragmentation``."""
+    """``keeps_wholes``: whether nodes that are still whole are kept so, see ``fragmentation``;
+    ``keeps_failing``: whether a replica that fails stays where no other place is better, see
+    ``reconcile``. Earlier planners did neither."""
 
     nodes: tuple[NodeView, ...]
     versions: tuple[VersionView, ...]
@@ -156,6 +158,7 @@ class FleetSnapshot:
     position: int
     now: float
     keeps_wholes: bool = True
+    keeps_failing: bool = True
 
     def versions_by_id(self) -> dict[str, VersionView]:
         return {version.version_id: version for version in self.versions}

@@ -68,6 +68,8 @@ class Version(Row, frozen=True, kw_only=True):
     ready_replicas: int = 0
     desired_replicas: int = 0
     reason: str = NOT_PLANNED
+    stuck_replicas: int = 0
+    retry_at: float | None = None
 
     @property
     def spec(self) -> VersionSpec:
@@ -166,7 +168,7 @@ def _price_set(rows: Rows, event: domain.ModelPriceSet, recorded: Recorded) -> N
 
 PROJECTION = Projection(
     "catalog",
-    8,
+    9,
     (Model, Version, Alias),
     {
         domain.ModelRegistered: _registered,

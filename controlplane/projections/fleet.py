@@ -8,9 +8,12 @@ it and its node no longer runs it::
     ReplicaBecameReady               desired acked ready    state ready
     PlacementDecided(stopped r)      ready                  state stopping
     ReplicaStopped                   the row is gone
+
+What is overdue (``ReplicaOverdue``, ``NodeOverdue``) is *stuck* beside its state, with the reason,
+until anything is heard that moves it.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -23,11 +26,14 @@ from controlplane.domain.placement import (
 )
 from controlplane.projections.base import Projection, Recorded, Row, Rows
 
+NOT_STUCK: dict[str, Any] = {"stuck_since": None, "stuck_code": "", "stuck_reason": ""}
+
 
 class Node(Row, frozen=True):
     """``status``: ready | suspect | lost. ``desired_generation`` is that of the last plan that
     changed this node; it is settled once ``acked_generation`` has reached it. ``last_seen`` is
-    the time of the node's last transition in the log, not of its last heartbeat."""
+    the time of the node's last transition in the log, not of its last heartbeat. ``stuck_*``: since
+    when, and why, it has not accepted what it was told."""
 
     node_id: str
     status: str
@@ -42,13 +48,17 @@ class Node(Row, frozen=True):
     drain_reason: str = ""
     acked_generation: int = 0
     desired_generation: int = 0
+    stuck_since: float | None = None
+    stuck_code: str = ""
+    stuck_reason: str = ""
 
 
 class Replica(Row, frozen=True):
     """``observed``: pending | downloading | loading | ready | stopping | failed, or None while the
     node has said nothing of it. ``generation``, ``decision_id``: the plan that last wanted it so.
     ``since``: of ``state``. ``tier``: as it was placed, resident or warm. Sizes in bytes, measured
-    after loading (0: not yet)."""
+    after loading (0: not yet). ``waiting``: why, in its node's words, while it is pending.
+    ``stuck_*``: since when nothing moves, and why."""
 
     indexed: ClassVar = ("node_id", "version_id")
 
@@ -71,10 +81,15 @@ class Replica(Row, frozen=True):
     load_seconds: float = 0.0
     sha256: str = ""
     tier: str = "resident"
+    waiting: str = ""
+    stuck_since: float | None = None
+    stuck_code: str = ""
+    stuck_reason: str = ""
 
 
 class LoadFailure(Row, frozen=True):
-    """A version that failed on a node since it was last ready there. Key: "node/version id"."""
+    """A version that failed on a node since it was last ready there, or found no room there. Key:
+    "node/version id". ``retry_at``: when its node tries again; None: when there is room."""
 
     indexed: ClassVar = ("node_id", "version_id")
 
@@ -85,6 +100,7 @@ class LoadFailure(Row, frozen=True):
     detail: str
     num_failures: int
     at: float
+    retry_at: float | None = None
 
 
 # --- nodes ------------------------------------------------------------------------------------
@@ -109,6 +125,8 @@ def _joined(rows: Rows, event: domain.NodeJoined, recorded: Recorded) -> None:
             acked_generation=old.acked_generation,
             desired_generation=old.desired_generation,
         )
+    if old is not None and old.boot_id == event.boot_id:
+        node = replace(node, **{name: getattr(old, name) for name in NOT_STUCK})
     rows.put(node)
     if old is not None and old.boot_id != event.boot_id:
         _forget_observed(rows, event.node_id, event.at)
@@ -132,7 +150,7 @@ def _recovered(rows: Rows, event: domain.NodeRecovered, recorded: Recorded) -> N
 
 
 def _lost(rows: Rows, event: domain.NodeLost, recorded: Recorded) -> None:
-    _change(rows, event, recorded, status="lost")
+    _change(rows, event, recorded, status="lost", **NOT_STUCK)
     _forget_observed(rows, event.node_id, event.at)
 
 
@@ -153,17 +171,25 @@ def _removed(rows: Rows, event: domain.NodeRemoved, recorded: Recorded) -> None:
 
 
 def _acknowledged(rows: Rows, event: domain.NodeAcknowledged, recorded: Recorded) -> None:
-    _change(rows, event, recorded, acked_generation=event.generation)
+    _change(rows, event, recorded, acked_generation=event.generation, **NOT_STUCK)
     for replica in rows.find(Replica, node_id=event.node_id):
         acked = event.generation >= replica.generation
         if acked != replica.acked:
             _put_replica(rows, replace(replica, acked=acked), event.at)
 
 
+def _node_overdue(rows: Rows, event: domain.NodeOverdue, recorded: Recorded) -> None:
+    node = rows.get(Node, event.node_id)
+    known = node.stuck_since if node else None
+    since = event.at - event.waited_s if known is None else known
+    told = {"stuck_since": since, "stuck_code": event.code, "stuck_reason": event.reason}
+    _change(rows, event, recorded, **told)
+
+
 def _forget_observed(rows: Rows, node_id: str, at: float) -> None:
     """The node went or started anew: nothing that it reported before holds any more."""
     for replica in rows.find(Replica, node_id=node_id):
-        _put_replica(rows, replace(replica, observed=None), at)
+        _put_replica(rows, replace(replica, observed=None, waiting="", **NOT_STUCK), at)
 
 
 def _sum_up_again(rows: Rows, node_id: str, at: float) -> None:
@@ -175,7 +201,8 @@ def _sum_up_again(rows: Rows, node_id: str, at: float) -> None:
 # --- what nodes report ------------------------------------------------------------------------
 def _state_changed(rows: Rows, event: domain.ReplicaStateChanged, recorded: Recorded) -> None:
     _change(rows, event, recorded)
-    _put_replica(rows, replace(_replica(rows, event), observed=event.state), event.at)
+    heard = replace(_replica(rows, event), observed=event.state, waiting=event.detail)
+    _put_replica(rows, heard, event.at)
 
 
 def _became_ready(rows: Rows, event: domain.ReplicaBecameReady, recorded: Recorded) -> None:
@@ -200,18 +227,33 @@ def _failed(rows: Rows, event: domain.ReplicaFailed, recorded: Recorded) -> None
     key = f"{event.node_id}/{event.version_id}"
     before = rows.get(LoadFailure, key)
     count = before.num_failures + 1 if before else 1
-    rows.put(
-        LoadFailure(key, event.node_id, event.version_id, event.code, event.detail, count, event.at)
-    )
+    about = key, event.node_id, event.version_id, event.code, event.detail, count, event.at
+    rows.put(LoadFailure(*about, event.at + (event.retry_s or domain.backoff_s(count))))
     reason = f"{event.code}: {event.detail}" if event.detail else event.code
     _put_replica(rows, replace(_replica(rows, event), observed="failed", reason=reason), event.at)
+
+
+def _overdue(rows: Rows, event: domain.ReplicaOverdue, recorded: Recorded) -> None:
+    _change(rows, event, recorded)
+    replica = rows.get(Replica, event.replica_id)
+    if event.state == domain.WAITING:
+        key = f"{event.node_id}/{event.version_id}"
+        before = rows.get(LoadFailure, key)
+        count = before.num_failures + 1 if before else 1
+        about = key, event.node_id, event.version_id, domain.NO_ROOM, event.detail, count
+        rows.put(LoadFailure(*about, event.at))
+    if replica is not None:
+        since = replica.stuck_since
+        since = event.at - event.waited_s if since is None else since
+        told = {"stuck_since": since, "stuck_code": event.code, "stuck_reason": event.detail}
+        rows.put(replace(replica, **told))
 
 
 def _stopped(rows: Rows, event: domain.ReplicaStopped, recorded: Recorded) -> None:
     _change(rows, event, recorded)
     replica = rows.get(Replica, event.replica_id)
     if replica is not None:
-        _put_replica(rows, replace(replica, observed=None), event.at)
+        _put_replica(rows, replace(replica, observed=None, waiting="", **NOT_STUCK), event.at)
 
 
 ReplicaReport = domain.ReplicaStateChanged | domain.ReplicaBecameReady | domain.ReplicaFailed
@@ -219,7 +261,10 @@ ReplicaReport = domain.ReplicaStateChanged | domain.ReplicaBecameReady | domain.
 
 def _replica(rows: Rows, event: ReplicaReport) -> Replica:
     """The row of a reported replica; made if no plan wants it (then it should stop)."""
-    return rows.get(Replica, event.replica_id) or Replica(
+    known = rows.get(Replica, event.replica_id)
+    if known is not None:
+        return replace(known, waiting="", **NOT_STUCK)
+    return Replica(
         event.replica_id, event.version_id, event.node_id, 0, 0, False, 0, "", event.at, "stopping"
     )
 
@@ -268,6 +313,8 @@ def _stop(rows: Rows, stop: Stopped, event: PlacementDecided, generation: int) -
         generation=generation,
         decision_id=event.decision_id,
         reason=stop.reason,
+        waiting="",
+        **NOT_STUCK,
     )
     _put_replica(rows, stopping, event.at)
 
@@ -294,7 +341,7 @@ def _state(rows: Rows, replica: Replica) -> str:
 
 PROJECTION = Projection(
     "fleet",
-    5,
+    6,
     (Node, Replica, LoadFailure),
     {
         domain.NodeJoined: _joined,
@@ -305,9 +352,11 @@ PROJECTION = Projection(
         domain.NodeDrainEnded: _drain_ended,
         domain.NodeRemoved: _removed,
         domain.NodeAcknowledged: _acknowledged,
+        domain.NodeOverdue: _node_overdue,
         domain.ReplicaStateChanged: _state_changed,
         domain.ReplicaBecameReady: _became_ready,
         domain.ReplicaFailed: _failed,
+        domain.ReplicaOverdue: _overdue,
         domain.ReplicaStopped: _stopped,
         PlacementDecided: _decided,
     },

@@ -4,6 +4,8 @@ The one place that joins two projections: the catalog's version row repeats figu
 replica rows, since every list of models shows them. It runs after both.
 """
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from controlplane.domain import model, node
@@ -31,21 +33,44 @@ def refresh(rows: Rows, version_id: str) -> None:
     version = rows.get(Version, version_id)
     if version is None:
         return
-    observed = [row.observed for row in rows.find(Replica, version_id=version_id) if row.desired]
+    wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
+    observed = [row.observed for row in wanted]
     gap = rows.get(Unplaced, version_id)
-    ready, desired = observed.count("ready"), len(observed) + (gap.num_missing if gap else 0)
+    failures = rows.find(LoadFailure, version_id=version_id)
     status, reason = _status(rows, version, observed, gap)
-    before = version.status, version.reason, version.ready_replicas, version.desired_replicas
-    if before != (status, reason, ready, desired):  # most reports change nothing here
-        rows.put(
-            replace(
-                version,
-                status=status,
-                reason=reason,
-                ready_replicas=ready,
-                desired_replicas=desired,
-            )
-        )
+    if status == "loading":
+        reason = _why_loading(wanted, failures)
+    now = replace(
+        version,
+        status=status,
+        reason=reason,
+        ready_replicas=observed.count("ready"),
+        desired_replicas=len(wanted) + (gap.num_missing if gap else 0),
+        stuck_replicas=sum(row.stuck_since is not None for row in wanted),
+        retry_at=_next_try(wanted, failures),
+    )
+    if now != version:  # most reports change nothing here
+        rows.put(now)
+
+
+def _why_loading(wanted: list[Replica], failures: Sequence[LoadFailure]) -> str:
+    """Why it takes so long: what is stuck, else what the last try came to; "" if all is well."""
+    stuck = min((row for row in wanted if row.stuck_since is not None), key=_since, default=None)
+    if stuck is not None:
+        return f"Stuck on {stuck.node_id}: {stuck.stuck_reason}"
+    last = max(failures, key=lambda row: (row.at, row.key), default=None)
+    return f"Tried again; on {last.node_id} {last.code}: {last.detail}" if last else ""
+
+
+def _since(row: Replica) -> tuple[float, str]:
+    return row.stuck_since or 0.0, row.replica_id
+
+
+def _next_try(wanted: list[Replica], failures: Sequence[LoadFailure]) -> float | None:
+    """When the next of the failed replicas is tried again; None if none is."""
+    waiting = {row.node_id for row in wanted if row.observed == "failed"}
+    due = [row.retry_at for row in failures if row.node_id in waiting and row.retry_at is not None]
+    return min(due, default=None)
 
 
 def _why_unplaced(rows: Rows, gap: Unplaced) -> str:
@@ -110,6 +135,7 @@ def _replica_changed(
     event: node.ReplicaStateChanged
     | node.ReplicaBecameReady
     | node.ReplicaFailed
+    | node.ReplicaOverdue
     | node.ReplicaStopped,
     recorded: Recorded,
 ) -> None:
@@ -145,7 +171,7 @@ def _replace_unplaced(rows: Rows, event: PlacementDecided) -> set[str]:
 
 PROJECTION = Projection(
     "standing",
-    4,
+    5,
     (Unplaced,),
     {
         model.ModelVersionAdded: _version_added,
@@ -158,6 +184,7 @@ PROJECTION = Projection(
         node.ReplicaStateChanged: _replica_changed,
         node.ReplicaBecameReady: _replica_changed,
         node.ReplicaFailed: _replica_changed,
+        node.ReplicaOverdue: _replica_changed,
         node.ReplicaStopped: _replica_changed,
         PlacementDecided: _decided,
     },

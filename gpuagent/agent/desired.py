@@ -45,13 +45,19 @@ class DesiredKeeper:
         state_dir.mkdir(parents=True, exist_ok=True)
         self.mark = _read_mark(self._path)
         self.state: DesiredState | None = None
+        self.refusal = ""  # why the last one offered was not accepted
 
     def offer(self, offered: DesiredState) -> bool:
         """Accept a desired state; True if it differs from the one applied.
 
         Raises StaleDecision, and nothing has changed, for one that must not be applied.
         """
-        self._check(offered)
+        try:
+            self._check(offered)
+        except StaleDecision as error:
+            self.refusal = str(error)
+            raise
+        self.refusal = ""
         mark = Mark(offered.cluster_id, offered.epoch, offered.generation)
         if mark != self.mark:
             _write_durably(self._path, msgspec.json.encode(mark))

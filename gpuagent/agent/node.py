@@ -75,7 +75,8 @@ class Node:
 
     # --- desired state ----------------------------------------------------------------------
     def offer(self, desired: DesiredState) -> None:
-        """Accept a desired state, or count and log why not."""
+        """Accept a desired state, or count and say why not."""
+        before = self.keeper.refusal
         try:
             if self.keeper.offer(desired):
                 log.info("desired_accepted", epoch=desired.epoch, generation=desired.generation)
@@ -83,6 +84,8 @@ class Node:
         except StaleDecision as error:
             self.counts["stale_decisions"] += 1
             log.warning("stale_decision", reason=str(error))
+        if self.keeper.refusal != before:
+            self.changed.set()
 
     async def run(self) -> None:
         """Reconcile whenever something has changed or is due."""

@@ -7,6 +7,7 @@ changed; nothing is remembered between two calls. Example, one device of 4 GiB t
     reconcile(desired=[a, b], running={a: ready, c: ready})     stop c; b waits: "memory held by c"
     reconcile(desired=[a, b], running={a: ready, c: stopping})  b waits still
     reconcile(desired=[a, b], running={a: ready})               start b
+    reconcile(desired=[a, b, d], running={a, b: ready})         hold d: "... memory held by a, b"
 
 A replica that can never fit is refused with a reason rather than tried: on a GPU the attempt would
 take the memory of those that run. One that would fit alone but not beside those that run is held:
@@ -84,12 +85,14 @@ class Plan:
 
 @dataclass
 class _Budget:
-    """Bytes still free of one device, and those that a stopping replica will give back."""
+    """Bytes still free of one device, and those that a stopping replica will give back.
+    ``holders`` are the stopping ones, ``held_by`` all that have memory of it."""
 
     room: int
     free: int
     returning: int = 0
     holders: list[str] = field(default_factory=list)
+    held_by: list[str] = field(default_factory=list)
 
 
 def reconcile(
@@ -130,6 +133,7 @@ def _budgets(
         held = [budgets[index] for index in devices_of(have.spec) if index in budgets]
         for budget in held if have.holds_memory else ():
             budget.free -= have.num_bytes
+            budget.held_by.append(replica_id)
             if have.state == "stopping" or replica_id in stopping:
                 budget.returning += have.num_bytes
                 budget.holders.append(replica_id)
@@ -174,5 +178,7 @@ def _fit(spec: ReplicaSpec, num_bytes: int, budgets: list[_Budget]) -> tuple[str
     if num_bytes <= min(one.free + one.returning for one in budgets):
         holders = dict.fromkeys(name for one in budgets for name in one.holders)
         return "wait", Verdict(spec, f"memory held by {', '.join(holders)}")
+    holders = ", ".join(dict.fromkeys(name for one in budgets for name in one.held_by))
     reason = f"needs {num_bytes} bytes, {max(free, 0)} of the device are free"
+    reason += f"; memory held by {holders}" if holders else ""
     return "hold", Verdict(spec, reason, "not_resident")

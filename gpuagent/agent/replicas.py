@@ -31,7 +31,8 @@ LOST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 300.0
 STABLE_S = 60.0
 MAX_REASON_CHARS = 500
-HOLDABLE = frozenset({"pending", "downloading", "loading"})
+STARTING = frozenset({"downloading", "loading"})
+HOLDABLE = frozenset({"pending"}) | STARTING
 
 
 def backoff(code: str, num_failures: int) -> float:
@@ -191,7 +192,7 @@ class ReplicaTable:
     # --- happened ---------------------------------------------------------------------------
     def progressed(self, message: ipc.Progress) -> None:
         replica = self._replicas.get(message.replica_id)
-        if replica and replica.state in ("downloading", "loading"):
+        if replica and replica.state in STARTING:
             tenths = int(message.fraction * 10)  # coarse: each change is written to the bus
             self._set(replica, message.state, "", f"{message.stage} {tenths * 10} %")
 
@@ -232,7 +233,8 @@ class ReplicaTable:
 
     # --- shown ------------------------------------------------------------------------------
     def statuses(self) -> tuple[ReplicaStatus, ...]:
-        return tuple(_status(replica) for replica in self)
+        now = self._monotonic()
+        return tuple(_status(replica, now) for replica in self)
 
     def next_retry(self) -> float | None:
         """When the next failed replica is due, on the monotonic clock."""
@@ -252,8 +254,8 @@ class ReplicaTable:
         self._on_change()
 
 
-def _status(replica: Replica) -> ReplicaStatus:
-    loaded = replica.loaded
+def _status(replica: Replica, now: float) -> ReplicaStatus:
+    loaded, is_failed = replica.loaded, replica.state == "failed"
     return ReplicaStatus(
         replica_id=replica.spec.replica_id,
         version_id=replica.spec.version_id,
@@ -272,4 +274,5 @@ def _status(replica: Replica) -> ReplicaStatus:
         estimate_bytes=share_bytes(replica.spec),
         charged_bytes=replica.charged_bytes,
         swap_in_s=round(replica.swap_in_s, 6),
+        retry_s=round(max(replica.retry_at - now, 0.0), 3) if is_failed else 0.0,
     )

@@ -13,7 +13,7 @@ from gpuagent.agent.http import Answer, json_answer
 from gpuagent.agent.metrics import Served, Snapshot, render
 from gpuagent.agent.node import Node
 from gpuagent.agent.reconcile import devices_of
-from gpuagent.agent.replicas import Replica
+from gpuagent.agent.replicas import STARTING, Replica
 from gpuagent.agent.residency import RESIDENT
 from gpuagent.wire.messages import Device, DeviceLoad, ObservedState, ReplicaLoad, Telemetry
 
@@ -45,6 +45,7 @@ class Reports:
             host_memory=int(psutil.virtual_memory().total),
             fabric=node.settings.fabric,
             engines=node.settings.engines(),
+            refusal=node.keeper.refusal,
         )
 
     def telemetry(self) -> Telemetry:
@@ -76,12 +77,15 @@ class Reports:
     def _replica(self, replica: Replica) -> ReplicaLoad:
         node, replica_id = self._node, replica.spec.replica_id
         served = node.inference.served.get(replica_id, Served())
+        is_starting = replica.state in STARTING
+        pids = node.host.pids(replica.spec.device_index) if is_starting else ()
         return node.meter.load_of(
             replica,
             served,
             node.inference.num_active_on(replica_id),
             node.tiers.num_held(replica_id),
             node.tiers.expected_wait(replica),
+            telemetry.work_of(pids),
         )
 
     def _devices(self) -> tuple[DeviceLoad, ...]:

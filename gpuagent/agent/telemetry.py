@@ -21,6 +21,7 @@ from gpuagent.wire.messages import Device, DeviceLoad, ReplicaLoad
 # Of so few prompt tokens in an interval the rate says what a step costs at least, a tenth of what a
 # prompt of hundreds is computed at: a router that believed it would send those elsewhere.
 MEASURABLE_TOKENS = 64
+WORK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class LoadMeter:
         num_active: int,
         num_held: int = 0,
         expected_wait_s: float = 0.0,
+        load_work: float = 0.0,
     ) -> ReplicaLoad:
         """One replica's figures as of its newest counters."""
         replica_id = replica.spec.replica_id
@@ -114,6 +116,7 @@ class LoadMeter:
             expected_wait_s=round(expected_wait_s, 3),
             charged_bytes=replica.measured_bytes,
             prefix_filter=stats.prefix_filter,
+            load_work=round(load_work, 2),
         )
 
     def kv_held_bytes(self, replica_id: str) -> int:
@@ -186,6 +189,24 @@ def foreign_bytes(devices: Iterable[Device], pids: Mapping[int, list[int]]) -> d
 def _foreign_on_gpu(handle: object, own_pids: set[int]) -> int:
     processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return int(sum(p.usedGpuMemory or 0 for p in processes if p.pid not in own_pids))
+
+
+def work_of(pids: Iterable[int]) -> float:
+    """What these processes, and those that they started, have done so far: seconds of processor,
+    and units of 16 MiB read from storage or written."""
+    total = 0.0
+    for pid in pids:
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            total += sum(map(_work, [process, *process.children(recursive=True)]))
+    return total
+
+
+def _work(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        moved = process.io_counters()
+        return sum(process.cpu_times()[:4]) + (moved.read_bytes + moved.write_bytes) / WORK_BYTES
+    return 0.0
 
 
 def resident_bytes(pid: int) -> int:

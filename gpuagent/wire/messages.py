@@ -110,6 +110,7 @@ class ReplicaStatus(Message, frozen=True, kw_only=True):
     replica is resident. ``estimate_bytes`` is the device memory it was expected to need,
     ``peak_bytes`` what was measured, and ``charged_bytes`` what the node counts; of a group, on
     each of its devices. ``swap_in_s`` is what becoming resident took last, from whichever tier.
+    ``retry_s``: of a failed one, until the node tries again by itself, as of this report.
     """
 
     replica_id: str
@@ -129,6 +130,7 @@ class ReplicaStatus(Message, frozen=True, kw_only=True):
     estimate_bytes: int = 0
     charged_bytes: int = 0
     swap_in_s: float = 0.0
+    retry_s: float = 0.0
 
 
 class ObservedState(Message, frozen=True, kw_only=True):
@@ -136,6 +138,7 @@ class ObservedState(Message, frozen=True, kw_only=True):
 
     ``cpu_milli`` and ``host_memory`` are the node's own, 0 if not told; ``fabric`` names the
     network that joins its devices to other nodes'. ``engines`` are those that it can load.
+    ``refusal``: why it has not accepted the desired state that it read last; "" if it has.
     """
 
     node_id: str
@@ -152,6 +155,7 @@ class ObservedState(Message, frozen=True, kw_only=True):
     host_memory: int = 0
     fabric: str = ""
     engines: tuple[str, ...] = (BUILTIN,)
+    refusal: str = ""
 
 
 # --- telemetry: node -> everyone, core NATS, every 2 s (it is the heartbeat) -------------------
@@ -187,6 +191,8 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     resident, which is expected in ``expected_wait_s``; 0 for a resident one.
     ``charged_bytes`` as in ``ReplicaStatus`` once it was measured, else 0. ``prefix_filter`` says
     which blocks of ``block_size`` tokens are cached, as ``gpuagent.engine.prefix_filter`` has it.
+    ``load_work``: while it downloads or loads, what its worker has done, in seconds of processor
+    and units of 16 MiB read or written; it grows as long as the load goes on.
     """
 
     replica_id: str
@@ -220,6 +226,7 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     expected_wait_s: float = 0.0
     charged_bytes: int = 0
     prefix_filter: bytes = b""
+    load_work: float = 0.0
 
 
 class Telemetry(Message, frozen=True, kw_only=True):

@@ -18,7 +18,8 @@ from controlplane.adapters.natsbus.connection import Bus
 from controlplane.application.fleet import BusUnavailable
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ingest import Timings
-from controlplane.application.ports import EventMeta, EventStore
+from controlplane.application.overdue import Deadlines
+from controlplane.application.ports import CONTROLLER_LEASE, EventMeta, EventStore
 from controlplane.application.project import LogFollower
 from controlplane.application.tasks import end_tasks
 from controlplane.domain import model, node
@@ -30,6 +31,7 @@ from controlplane.entrypoints.processes.controller import (
     Controller,
     ControllerSettings,
 )
+from controlplane.entrypoints.processes.controller_metrics import ControllerMetrics
 from controlplane.entrypoints.processes.controller_server import probes_of
 from controlplane.entrypoints.processes.sealing import Sealing
 from gpuagent.wire.codec import decode, encode
@@ -328,17 +330,46 @@ async def test_retire_and_drain_take_replicas_away(nats: NatsServer) -> None:  #
         await until(lambda: not target.runs())
 
 
-async def test_a_failing_version_backs_off(nats: NatsServer) -> None:  # noqa: F811
-    """It is stopped and not started again at once; the gap says why and until when."""
+async def test_a_failing_version_stays_and_takes_no_further_decision(
+    nats: NatsServer,  # noqa: F811
+) -> None:
+    """Its node tries again; with another node it moves there, once."""
     plane = Plane(nats)
     async with plane.running(), agent(nats, "n1") as n1:
         n1.state = "failed"
         plane.add_model()
-        await until(lambda: any(gap.code == "backoff" for one in plane.decisions()
-                                for gap in one.unplaced))  # fmt: skip
-        gap = plane.decisions()[-1].unplaced[0]
-        assert "failed 1 times there, last with oom" in gap.rejections[0].detail
+        await until(lambda: "ReplicaFailed" in plane.names("n1"))
+        before = len(plane.decisions())
+        await asyncio.sleep(0.5)
+        assert len(plane.decisions()) == before and len(n1.runs()) == 1
+        async with agent(nats, "n2"):
+            await until(lambda: "ReplicaBecameReady" in plane.names("n2"))
+            await asyncio.sleep(0.5)
+        (stopped,) = plane.decisions()[-1].stopped
+        assert (stopped.code, stopped.assignment.node_id) == ("failed", "n1")
         assert plane.names("n1").count("ReplicaFailed") == 1
+
+
+async def test_one_that_waits_for_room_is_told_of_and_moves(nats: NatsServer) -> None:  # noqa: F811
+    """From the node's words on the bus to a decision, and to the gauge."""
+    plane = Plane(nats)
+    plane.add_model()
+    deadlines = Deadlines(waiting_s=0.4)
+    async with plane.running(deadlines=deadlines) as controller, agent(nats, "n1") as n1:
+        n1.state = "pending"
+        await until(lambda: "ReplicaOverdue" in plane.names("n1"))
+        told = controller.state.nodes["n1"].failures["m@v1"]
+        starts = [one for one in plane.decisions() if one.started]
+        assert told[0] == "no_room" and len(starts) == 1
+        gauges = ControllerMetrics(controller).render().decode()
+        assert 'engine_stuck_replicas{code="waiting"} 1.0' in gauges
+        async with agent(nats, "n2"):
+            await until(lambda: "ReplicaBecameReady" in plane.names("n2"))
+            (stopped,) = plane.decisions()[-1].stopped
+            assert (stopped.code, stopped.assignment.node_id) == ("no_room", "n1")
+            before = len(plane.decisions())
+            await asyncio.sleep(0.5)
+            assert len(plane.decisions()) == before
 
 
 async def test_only_one_leads_and_a_standby_takes_over(nats: NatsServer) -> None:  # noqa: F811
@@ -365,16 +396,47 @@ async def _end(controller: Controller) -> None:
     controller._give_back()
 
 
+async def test_a_log_that_went_back_is_not_published_and_its_nodes_say_why(
+    nats: NatsServer,  # noqa: F811
+) -> None:
+    """The bus and the node hold a newer epoch than the lease, which is ours: nothing is written,
+    and n1 is stuck with the operator's step. Under a later epoch it follows again."""
+    plane = Plane(nats)
+    deadlines = Deadlines(accepted_s=0.3)
+    async with ends.control(nats) as bus, agent(nats, "n1") as n1:
+        future = DesiredState(cluster_id="test", epoch=9, generation=1, node_id="n1")
+        bucket = await bus.jetstream().key_value("desired")
+        await bucket.put("n1", encode(future))
+        await until(lambda: n1.history)
+        plane.add_model()
+        async with plane.running(deadlines=deadlines) as controller:
+            await until(lambda: "NodeOverdue" in plane.names("n1"))
+            (told,) = [one.event for one in plane.store.read_stream("node-n1")
+                       if isinstance(one.event, node.NodeOverdue)]  # fmt: skip
+            assert told.code == "refused" and "advance_epoch 9" in told.reason
+            assert 'engine_stuck_nodes{code="refused"} 1.0' in (
+                ControllerMetrics(controller).render().decode()
+            )
+            assert decode((await bucket.get("n1")).value, DesiredState) == future
+        for number in range(10):  # ten leaders later the epoch is past it
+            plane.store.acquire_lease(CONTROLLER_LEASE, f"c{number}", 0.0, plane.clock.now())
+        async with plane.running(deadlines=deadlines) as controller:
+            await until(lambda: n1.runs())
+            await until(lambda: controller.state.nodes["n1"].late == "")
+
+
 async def test_a_leader_that_was_overtaken_steps_down(nats: NatsServer) -> None:  # noqa: F811
-    """The bus holds a newer epoch: it must not write, and does not."""
+    """The bus holds a newer epoch, and the lease is another's: it must not write, nor does it."""
     plane = Plane(nats)
     async with ends.control(nats) as bus, agent(nats, "n1"):
-        future = DesiredState(cluster_id="test", epoch=99, generation=1, node_id="n1")
-        await (await bus.jetstream().key_value("desired")).put("n1", encode(future))
         plane.add_model()
         async with plane.running() as controller:
             await until(lambda: plane.decisions())
-            await until(lambda: controller.publisher is None and controller.stats["act"].num_rounds)
+            await until(lambda: controller.publisher and controller.publisher.num_written)
+            await _end(controller)
+            future = DesiredState(cluster_id="test", epoch=99, generation=1, node_id="n1")
+            await (await bus.jetstream().key_value("desired")).put("n1", encode(future))
+            await until(lambda: controller.publisher is None or not controller.leads)
             entry = await (await bus.jetstream().key_value("desired")).get("n1")
             assert decode(entry.value, DesiredState) == future
 

@@ -43,7 +43,8 @@ def test_a_failed_load_is_tried_again_and_the_wait_counts_it() -> None:
     assert loading is not None and placer.wait_s("m@v1") == pytest.approx(loading + 6.0)
     log.clock.advance(60)
     assert gap_of(log.state, "m@v1", log.clock.now()) == gap._replace(retry_s=0.0)
-    log.plan()
+    loads = nodes.ReplicaStateChanged("n1", log.plan(), "m@v1", "loading", log.clock.now())  # type: ignore[arg-type]
+    log.add("node-n1", loads)
     assert gap_of(log.state, "m@v1", log.clock.now()) is None, "it is being loaded"
 
 

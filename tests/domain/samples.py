@@ -94,11 +94,13 @@ SAMPLES: tuple[Event, ...] = (
     node.NodeDrainEnded(NODE, 6.0),
     node.NodeRemoved(NODE, 6.5),
     node.NodeAcknowledged(NODE, 3, 7.0),
-    node.ReplicaStateChanged(NODE, R1, V1, "loading", 8.0),
+    node.NodeOverdue(NODE, 2, 3, "refused", "it accepted (5, 40)", 31.5, 7.5),
+    node.ReplicaStateChanged(NODE, R1, V1, "pending", 8.0, "not_resident", "needs 2 GiB"),
+    node.ReplicaOverdue(NODE, R1, V1, "pending", "not_resident", "needs 2 GiB", 60.5, 8.5),
     node.ReplicaBecameReady(
         NODE, R1, V1, 0, GIB, GIB // 2, 2 * GIB, 1.25, "ab" * 32, 9.0, "bf16 is slow here"
     ),
-    node.ReplicaFailed(NODE, R1, V1, "out_of_memory", "2 GiB asked, 1 GiB free", 10.0),
+    node.ReplicaFailed(NODE, R1, V1, "out_of_memory", "2 GiB asked, 1 GiB free", 10.0, 20.0),
     node.ReplicaStopped(NODE, R1, V1, 11.0),
     placement.PlacementDecided(
         "d-1",

@@ -124,5 +124,5 @@ def _placed(
     if versions and draw(st.integers(0, 9)):
         chosen = draw(st.sampled_from(versions))
         name, size = chosen.version_id.partition("@")[0], chosen.spec.gpu_memory // GB
-    state = draw(st.sampled_from(["ready", "ready", "pending", "failed"]))
+    state = draw(st.sampled_from(["ready", "ready", "pending", "failed", "stuck"]))
     return assigned(name, *place, size, number, state, draw(st.sampled_from([0.0, 60.0])))

@@ -1,14 +1,16 @@
 """Small fleets whose best plan anyone can see."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from controlplane.domain.ids import NodeId, VersionId
 from controlplane.domain.model import Colocation
 from controlplane.domain.placement import PlacementDecided
 from controlplane.placement.explain import bytes_text, explain
 from controlplane.placement.plan import PlacementPlan, plan
-from controlplane.placement.snapshot import FailureView
+from controlplane.placement.snapshot import AssignedView, FailureView
 from tests.placement.fleets import GB, after, assigned, fleet, node, version
 
 
@@ -205,6 +207,89 @@ def test_a_failed_replica_goes_to_another_node_at_once() -> None:
     made = plan(fleet([node("n1", 10), node("n2", 20)], [version("a", 3)], [failed], [failure]), 2)
     assert codes(made) == {"a.v1.g1.0": "failed"}
     assert places(made) == {"a.v1.g2.0": "n2/0"}
+
+
+@pytest.mark.parametrize("state", ["failed", "stuck"])
+def test_a_failing_replica_that_has_nowhere_better_stays_and_takes_no_decision(state: str) -> None:
+    """Its node tries again by itself, or starts it when there is room."""
+    failing = assigned("a", "n1", 0, 3, state=state)
+    for count, now in ((1, 1001.0), (1, 1400.0), (50, 90_000.0)):
+        failure = FailureView(VersionId("a@v1"), NodeId("n1"), "download_failed", count, 1000.0)
+        alone = fleet([node("n1", 10)], [version("a", 3)], [failing], [failure], now)
+        assert plan(alone, 2) == PlacementPlan()
+
+
+@pytest.mark.parametrize(("here", "moves"), [(1, False), (3, False), (4, True), (9, True)])
+def test_it_goes_where_it_failed_a_quarter_as_often(here: int, moves: bool) -> None:
+    failing = assigned("a", "n1", 0, 3, state="failed")
+    failures = [
+        FailureView(VersionId("a@v1"), NodeId("n1"), "download_failed", here, 1999.0),
+        FailureView(VersionId("a@v1"), NodeId("n2"), "download_failed", 1, 1000.0),
+    ]
+    nodes = [node("n1", 10), node("n2", 10)]
+    made = plan(fleet(nodes, [version("a", 3)], [failing], failures, 2000.0), 2)
+    assert [start.assignment.node_id for start in made.started] == ["n2"] * moves
+    assert codes(made) == ({"a.v1.g1.0": "failed"} if moves else {})
+
+
+def test_what_nobody_can_load_is_tried_on_few_nodes_with_ever_fewer_decisions() -> None:
+    """A thousand failures in a row on twelve nodes: each node tries, and hardly anything moves."""
+    nodes = [node(f"n{i:02}", 10) for i in range(12)]
+    counts: dict[str, int] = {}
+    view, now, num_moves = assigned("a", "n00", 0, 3, state="failed"), 1000.0, []
+    for number in range(1000):
+        here = view.assignment.node_id
+        counts[here] = counts.get(here, 0) + 1
+        failures = [
+            FailureView(VersionId("a@v1"), NodeId(name), "download_failed", count, now)
+            for name, count in counts.items()
+        ]
+        now += 301
+        made = plan(fleet(nodes, [version("a", 3)], [view], failures, now), number + 2)
+        if made.started:
+            num_moves.append(number)
+            view = AssignedView(made.started[0].assignment, "failed")
+    assert sum(move < 10 for move in num_moves) <= 4
+    assert len(num_moves) <= 60 and sum(move >= 500 for move in num_moves) <= 6
+
+
+def test_one_that_waits_in_vain_goes_where_there_is_room_and_comes_not_back() -> None:
+    """The planner counts n1 as free; its node says otherwise. No oscillation for an hour."""
+    waiting = assigned("a", "n1", 0, 3, state="stuck")
+    failure = FailureView(VersionId("a@v1"), NodeId("n1"), "no_room", 1, 1000.0)
+    nodes, versions = [node("n1", 10), node("n2", 10)], [version("a", 3)]
+    made = plan(fleet(nodes, versions, [waiting], [failure], 1001.0), 2)
+    assert codes(made) == {"a.v1.g1.0": "no_room"} and places(made) == {"a.v1.g2.0": "n2/0"}
+    (refused,) = made.started[0].rejections
+    assert refused.node_id == "n1"
+    assert refused.detail.startswith("failed 1 times there, last with no_room")
+    pair = [assigned("a", "n2", 0, 3, 0), assigned("a", "n2", 1, 3, 1)]
+    nodes, versions = [node("n1", 10), node("n2", 10, 10)], [version("a", 3, replicas=2)]
+    for now, starts in ((1001.0, 0), (1400.0, 0), (4500.0, 0), (4700.0, 1)):
+        made = plan(fleet(nodes, versions, pair, [failure], now), 2)
+        assert len(made.started) == starts, now
+
+
+def test_a_failing_replica_keeps_no_room_from_a_healthy_one_of_its_priority() -> None:
+    failing = assigned("a", "n1", 0, 6, state="failed")
+    failure = FailureView(VersionId("a@v1"), NodeId("n1"), "download_failed", 1, 999.0)
+    made = plan(
+        fleet([node("n1", 10)], [version("a", 6), version("b", 6)], [failing], [failure]), 2
+    )
+    assert codes(made) == {"a.v1.g1.0": "failed"} and places(made) == {"b.v1.g2.0": "n1/0"}
+    assert [gap.version_id for gap in made.unplaced] == ["a@v1"]
+    high = fleet([node("n1", 10)], [version("a", 6, priority="high"), version("b", 6)],
+                 [failing], [failure])  # fmt: skip
+    assert [gap.version_id for gap in plan(high, 2).unplaced] == ["b@v1"]
+    assert not plan(high, 2).stopped
+
+
+def test_earlier_planners_stopped_what_failed() -> None:
+    failing = assigned("a", "n1", 0, 3, state="failed")
+    failure = FailureView(VersionId("a@v1"), NodeId("n1"), "oom", 1, 999.0)
+    before = fleet([node("n1", 10)], [version("a", 3)], [failing], [failure])
+    made = plan(replace(before, keeps_failing=False), 2)
+    assert codes(made) == {"a.v1.g1.0": "failed"} and made.unplaced[0].code == "backoff"
 
 
 @pytest.mark.parametrize(("count", "moves"), [(1, False), (2, False), (3, True)])

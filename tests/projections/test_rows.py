@@ -244,6 +244,65 @@ def test_failures_are_counted_per_node_until_the_version_is_ready() -> None:
     assert fleet_after(PLACED, FAILED, READY).all(LoadFailure) == ()
 
 
+WAITING = node.ReplicaStateChanged(
+    s.NODE, s.R1, s.V1, "pending", 6.0, "not_resident", "needs 2 GiB"
+)
+STUCK = node.ReplicaOverdue(
+    s.NODE, s.R1, s.V1, "pending", "not_resident", "needs 2 GiB, 1 is free", 60.0, 66.0
+)
+
+
+def test_a_stuck_replica_is_shown_so_with_its_reason_until_it_moves() -> None:
+    """Since the first time; and what it waits for, before it is stuck."""
+    waiting = replica_after(PLACED, WAITING)
+    assert waiting is not None and (waiting.waiting, waiting.stuck_since) == ("needs 2 GiB", None)
+    again = replace(STUCK, at=126.0, waited_s=120.0, detail="needs 2 GiB, 0 are free")
+    stuck = replica_after(PLACED, WAITING, STUCK, again)
+    assert stuck is not None and (stuck.state, stuck.stuck_since) == ("pending", 6.0)
+    assert (stuck.stuck_code, stuck.stuck_reason) == ("not_resident", "needs 2 GiB, 0 are free")
+    for later in (LOADING, READY, FAILED, STOPPED):
+        row = replica_after(PLACED, WAITING, STUCK, later)
+        assert row is None or (row.stuck_since, row.stuck_reason, row.waiting) == (None, "", "")
+
+
+def test_a_version_says_what_is_stuck_of_it_and_when_it_is_tried_again() -> None:
+    def row_after(*events: Event) -> Version:
+        row = fleet_after(*events).get(Version, s.V1)
+        assert row is not None
+        return row
+
+    stuck = row_after(PLACED, WAITING, STUCK)
+    assert (stuck.status, stuck.stuck_replicas) == ("loading", 1)
+    assert stuck.reason == "Stuck on n1: needs 2 GiB, 1 is free"
+    failed = row_after(PLACED, replace(FAILED, retry_s=0.0))
+    assert (failed.status, failed.retry_at) == ("failed", FAILED.at + 10.0)
+    assert row_after(PLACED, replace(FAILED, retry_s=25.0)).retry_at == FAILED.at + 25.0
+    again = row_after(PLACED, FAILED, LOADING)
+    assert (again.status, again.retry_at) == ("loading", None)
+    assert again.reason == "Tried again; on n1 out_of_memory: 1 GiB free"
+    fine = row_after(PLACED, FAILED, STUCK, READY)
+    assert (fine.reason, fine.stuck_replicas, fine.retry_at) == ("", 0, None)
+
+
+def test_a_node_that_does_not_accept_is_stuck_until_it_does() -> None:
+    def node_after(*events: Event) -> Node:
+        row = fleet_after(PLACED, *events).get(Node, "n1")
+        assert row is not None
+        return row
+
+    late = node.NodeOverdue(s.NODE, 2, 1, "refused", "it accepted (5, 40)", 31.0, 40.0)
+    shown = node_after(late, replace(late, at=60.0, code="silent"))
+    assert (shown.stuck_since, shown.stuck_code) == (9.0, "silent")
+    for later in (
+        node.NodeAcknowledged(s.NODE, 1, 50.0),
+        node.NodeLost(s.NODE, 15.0, 50.0),
+        node.NodeJoined(s.NODE, "boot-9", "zone-a", s.DEVICES, 50.0),
+    ):
+        assert node_after(late, later).stuck_since is None
+    same = node.NodeJoined(s.NODE, "boot-1", "zone-b", s.DEVICES, 50.0)
+    assert node_after(late, same).stuck_since == 9.0
+
+
 def test_a_ready_replica_says_why_it_serves_less_well() -> None:
     """What its node warned of, and only while it is so."""
     warned = replace(READY, warning="bf16 is slow here")

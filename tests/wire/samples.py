@@ -61,6 +61,7 @@ STATUS = messages.ReplicaStatus(
     estimate_bytes=5,
     charged_bytes=4,
     swap_in_s=0.25,
+    retry_s=10.5,
 )
 SAMPLING = messages.Sampling(
     max_tokens=64,
@@ -126,6 +127,7 @@ REPLICA_LOAD = messages.ReplicaLoad(
     expected_wait_s=2.5,
     charged_bytes=5,
     prefix_filter=bytes.fromhex("8c00000000000001"),
+    load_work=12.5,
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
@@ -176,6 +178,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         host_memory=768 << 30,
         fabric="ib-east",
         engines=("builtin", "vllm"),
+        refusal="(2, 1) is older than (3, 7)",
     ),
     DEVICE_LOAD,
     REPLICA_LOAD,

@@ -24,6 +24,7 @@ from gpuagent.wire.codec import decode
 REPLICA_STATES = frozenset({"pending", "downloading", "loading", "ready", "stopping", "failed"})
 TIERS = frozenset({"", "resident", "host", "storage"})
 MAX_BYTES = 2**53
+MAX_REASON = 2000  # characters
 
 
 class Rejected(ValueError):
@@ -88,6 +89,7 @@ def node_report(payload: bytes, node_id: str) -> NodeReport:
         tuple(_device(device) for device in state.devices),
         tuple(_replica_report(replica) for replica in state.replicas),
         HostInfo(state.cpu_milli, state.host_memory, state.fabric, _engines(state.engines)),
+        state.refusal[:MAX_REASON],
     )
 
 
@@ -105,19 +107,20 @@ def _replica_report(status: wire.ReplicaStatus) -> ReplicaReport:
     if status.state not in REPLICA_STATES:
         raise Rejected(f"replica state {status.state!r}")
     _natural(status.device_index, status.weights_bytes, status.kv_bytes, status.peak_bytes)
-    _figures(status.load_seconds)
+    _figures(status.load_seconds, status.retry_s)
     return ReplicaReport(
         status.replica_id,
         status.version_id,
         status.device_index,
         status.state,
         status.reason_code,
-        status.reason,
+        status.reason[:MAX_REASON],
         status.weights_bytes,
         status.kv_bytes,
         status.peak_bytes,
         status.load_seconds,
         status.sha256,
+        status.retry_s,
     )
 
 
@@ -167,7 +170,7 @@ def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
     engine = (load.num_steps, load.num_swapped_out, load.num_recomputed, load.swapped_bytes)
     guesses = (load.num_drafts, load.num_draft_tokens, load.num_accepted_tokens)
     _natural(*engine, *guesses, load.charged_bytes)
-    _figures(load.expected_wait_s)
+    _figures(load.expected_wait_s, load.load_work)
     if load.tier not in TIERS:
         raise Rejected(f"tier {load.tier!r}")
     _figures(load.prefill_tokens_per_s, load.decode_step_s, load.last_step_age_s, load.step_s)
@@ -191,6 +194,7 @@ def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
         load.tier,
         load.expected_wait_s,
         load.charged_bytes,
+        load.load_work,
     )
 
 

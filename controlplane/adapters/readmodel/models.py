@@ -88,6 +88,8 @@ class Version(models.Model):
     ready_replicas = models.IntegerField()
     desired_replicas = models.IntegerField()
     reason = models.TextField()
+    stuck_replicas = models.IntegerField(default=0)
+    retry_at = models.FloatField(null=True)
 
 
 class Alias(models.Model):
@@ -119,6 +121,9 @@ class Node(models.Model):
     drain_reason = models.TextField()
     acked_generation = models.BigIntegerField()
     desired_generation = models.BigIntegerField()
+    stuck_since = models.FloatField(null=True)
+    stuck_code = models.TextField(default="")
+    stuck_reason = models.TextField(default="")
 
 
 class Replica(models.Model):
@@ -141,6 +146,10 @@ class Replica(models.Model):
     load_seconds = models.FloatField()
     sha256 = models.TextField()
     tier = models.TextField(default="resident")
+    waiting = models.TextField(default="")
+    stuck_since = models.FloatField(null=True)
+    stuck_code = models.TextField(default="")
+    stuck_reason = models.TextField(default="")
 
 
 class LoadFailure(models.Model):
@@ -151,6 +160,7 @@ class LoadFailure(models.Model):
     detail = models.TextField()
     num_failures = models.IntegerField()
     at = models.FloatField()
+    retry_at = models.FloatField(null=True)
 
 
 class Unplaced(models.Model):

@@ -48,6 +48,7 @@ from controlplane.application.fleet import (
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ingest import DEFAULT_TIMINGS, Ingest, Timings
+from controlplane.application.overdue import DEADLINES, Deadlines, Overdue
 from controlplane.application.ports import (
     CONTROLLER_LEASE,
     Clock,
@@ -56,7 +57,7 @@ from controlplane.application.ports import (
     RecordedEvent,
 )
 from controlplane.application.project import LogFollower
-from controlplane.application.publish import VERIFY_S, Publisher
+from controlplane.application.publish import VERIFY_S, Late, Publisher
 from controlplane.application.reconcile import Reconciler
 from controlplane.application.scaling import Scaler
 from controlplane.application.tasks import end_tasks
@@ -99,6 +100,7 @@ class ControllerSettings:
     nats_creds: Path | None
     cluster_id: str
     timings: Timings = DEFAULT_TIMINGS
+    deadlines: Deadlines = DEADLINES
     lease_s: float = 6.0
     round_s: float = 1.0
     poll_s: float = 0.05
@@ -144,6 +146,8 @@ class Controller:
         self.state, self.loads = FleetState(), FleetLoads()
         self.ingest = Ingest(handler, clock, self.state, self.loads, settings.timings)
         self.reconciler = Reconciler(handler, clock, self.state, self.loads)
+        watched = self.state, self.loads, self.ingest.report, self._late
+        self.overdue = Overdue(handler, clock, *watched, settings.deadlines)
         self.demand = demand
         self.scaler = Scaler(handler, clock, self.state, self.loads, demand) if demand else None
         self.follower = LogFollower(store, 0, self._on_event)
@@ -157,6 +161,7 @@ class Controller:
         self.stats = {name: LoopStats() for name in loops}
         self.events: Counter[str] = Counter()  # all in the log, by type
         self._planned: tuple[int, float] = (-1, 0.0)  # log position and time of the last plan
+        self._outdone_by = ""
         self._wake = asyncio.Event()
         self._threads = {name: ThreadPoolExecutor(1, name) for name in self.stats}
 
@@ -347,6 +352,8 @@ class Controller:
         if self.bus is not None and self.bus.connected:  # deaf, we cannot judge silence
             self.ingest.step()
             self.follower.catch_up()
+            self.overdue.step()
+            self.follower.catch_up()
         if self.scaler is not None and self.leads and self.scaler.step():
             self.follower.catch_up()
         position, planned_at = self._planned
@@ -371,7 +378,19 @@ class Controller:
         try:
             await self.publisher.step()
         except StaleDesired as error:
-            self._step_down(str(error))
+            await self._outdone(str(error))
+
+    async def _outdone(self, why: str) -> None:
+        """The bus holds something newer than we decide: another controller of this log leads by
+        now, or the log went back. The lease tells which; in a log that went back we lead on, and
+        the nodes that do not follow are told of (``overdue``)."""
+        await self._keep_lease()
+        if self.leads and why != self._outdone_by:
+            log.error("the bus is ahead of the log", reason=why)
+        self._outdone_by = why
+
+    def _late(self) -> dict[str, Late] | None:
+        return self.publisher.late() if self.publisher is not None else None
 
     # --- health ---------------------------------------------------------------------------------
     def problems(self) -> list[str]:

@@ -66,6 +66,7 @@ class ControllerMetrics(Collector):
         yield _labelled("replicas", "Wanted replicas by reported state.", "state", states)
         gaps = Counter({gap.code: gap.num_missing for gap in one.state.placement.unplaced})
         yield _labelled("replicas_unplaced", "Replicas that fit nowhere, by code.", "code", gaps)
+        yield from self._stuck()
         generation = one.state.placement.generation
         yield _gauge("placement_generation", "Generation of the newest placement.", generation)
         yield _counter(
@@ -81,6 +82,16 @@ class ControllerMetrics(Collector):
             float(one.ingest.frozen),
         )  # fmt: skip
         yield _gauge("nodes_silent", "Nodes silent beyond the suspect time.", one.ingest.num_silent)
+
+    def _stuck(self) -> Iterable[Metric]:
+        state = self._controller.state
+        placed = list(state.placement.assignments.values())
+        codes = Counter(code for one in placed if (code := state.overdue_code(one)) is not None)
+        text = "Wanted replicas of which nothing moves beyond its deadline, by why."
+        yield _labelled("stuck_replicas", text, "code", codes)
+        late = Counter(node.late for node in list(state.nodes.values()) if node.late)
+        text = "Nodes that have not accepted what they were told in time, by why."
+        yield _labelled("stuck_nodes", text, "code", late)
 
     def _desired(self) -> Iterable[Metric]:
         publisher = self._controller.publisher

@@ -255,7 +255,8 @@ def _model_json(row: Model, versions: list[Version], reader: Principal) -> Json:
 
 
 def _version_json(row: Version) -> Json:
-    standing = ("version_id", "retired", "status", "ready_replicas", "desired_replicas", "reason")
+    counts = ("ready_replicas", "desired_replicas", "stuck_replicas")
+    standing = ("version_id", "retired", "status", *counts, "reason", "retry_at")
     names = (*VersionSpec.__struct_fields__, *standing)
     body = {name: msgspec.to_builtins(getattr(row, name)) for name in names}
     return {**body, "price": price_texts(row.price)}

@@ -110,6 +110,10 @@ class VersionSerializer(serializers.Serializer[Any]):
     ready_replicas = serializers.IntegerField()
     desired_replicas = serializers.IntegerField()
     reason = serializers.CharField(help_text="Why it is not ready, if it is not.")
+    stuck_replicas = serializers.IntegerField(help_text="Of which nothing moves any more.")
+    retry_at = serializers.FloatField(
+        allow_null=True, help_text="When a failed load is tried again; null: none has failed."
+    )
     price = PriceSerializer(help_text="Of requests admitted from now on.")
 
 

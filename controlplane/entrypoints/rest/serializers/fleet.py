@@ -63,6 +63,12 @@ class ReplicaSerializer(serializers.Serializer[Any]):
     tier = serializers.ChoiceField(
         TIERS, help_text="As it was placed; warm: swapped in from host memory when it is asked for."
     )
+    waiting = serializers.CharField(help_text="Why, in its node's words, while it is pending.")
+    stuck_since = serializers.FloatField(
+        allow_null=True, help_text="Since when nothing moves, beyond its deadline; null: it does."
+    )
+    stuck_code = serializers.CharField()
+    stuck_reason = serializers.CharField()
 
 
 class NodeSerializer(serializers.Serializer[Any]):
@@ -74,6 +80,12 @@ class NodeSerializer(serializers.Serializer[Any]):
     boot_id = serializers.CharField()
     acked_generation = serializers.IntegerField()
     desired_generation = serializers.IntegerField(help_text="Of the last plan for this node.")
+    stuck_since = serializers.FloatField(
+        allow_null=True,
+        help_text="Since when it has not accepted what it was told, beyond the deadline.",
+    )
+    stuck_code = serializers.CharField(help_text="refused, silent, or empty.")
+    stuck_reason = serializers.CharField()
     devices = DeviceSerializer(many=True)
     host = HostSerializer()
     replicas = ReplicaSerializer(many=True)
