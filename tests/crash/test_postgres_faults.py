@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
@@ -52,18 +53,16 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: Any, database: Path) -> Iterator[Cluster]:
+def cluster(database: Path) -> Iterator[Cluster]:
     """Django's default database is on it."""
     _server().close()  # skips where PostgreSQL is not installed
     if os.geteuid() != 0:
         skip_without("root, to start a PostgreSQL cluster of its own as the user postgres")
-    folder = tmp_path_factory.mktemp("cluster")
-    for parent in (folder, folder.parent, folder.parent.parent):
-        parent.chmod(0o755)  # the user postgres must get there
-    cluster = Cluster(folder)
-    with django_pointed_at(postgres("postgres", cluster.prepared.port)):
-        yield cluster
-    cluster.stop()
+    with TemporaryDirectory(prefix="engine-cluster-") as folder:  # where the user postgres may go
+        cluster = Cluster(Path(folder))
+        with django_pointed_at(postgres("postgres", cluster.prepared.port)):
+            yield cluster
+        cluster.stop()
 
 
 class Senders:
