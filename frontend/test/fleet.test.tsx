@@ -24,7 +24,7 @@ function telemetry(utilization: number, generated: number, at: number) {
 test("each node shows its devices with the memory that replicas hold", async () => {
   await open("/fleet");
   const node = await screen.findByRole("article", { name: "Node n1" });
-  within(node).getByRole("img", { name: "Memory: 1.5 GiB of 4.0 GiB held by 1 replicas" });
+  within(node).getByRole("img", { name: "Memory: 1.5 GiB of 4.0 GiB held by 1 replica" });
   within(node).getByText("smollm2@v1");
   within(node).getByText("loading");
 });
@@ -107,4 +107,16 @@ test("an empty fleet names the command that starts an agent", async () => {
   });
   await screen.findByRole("heading", { name: "No node has joined" });
   screen.getByText(/python -m gpuagent --node-id n1/);
+});
+
+test("what is hatched in the memory bar is named beside it", async () => {
+  const harness = await open("/fleet");
+  const socket = greet(harness);
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  expect(within(node).queryByText("other processes")).toBeNull();
+  const message = telemetry(0.25, 100, 10);
+  const devices = message.devices.map((one) => ({ ...one, foreign_bytes: GIB / 2 }));
+  act(() => socket.receive({ ...message, devices }));
+  const row = within(node).getByText("other processes").closest("li") as HTMLElement;
+  within(row).getByText("512 MiB");
 });

@@ -40,10 +40,12 @@ export type RequestRecord = Schemas["Request"];
 export type Checkpoint = Schemas["Checkpoint"];
 export type Verification = Schemas["Verification"];
 export type Usage = Schemas["Usage"];
+export type Routing = Schemas["Routing"];
 export type RoutingWeights = Schemas["RoutingWeights"];
 export type Attempt = Schemas["Attempt"];
 export type RequestDispatch = Schemas["RequestDispatch"];
 export type Dispatch = Schemas["Dispatch"];
+export type RejectedReplica = Schemas["RejectedReplica"];
 export type DispatchCandidate = Schemas["DispatchCandidate"];
 export type Ticket = Schemas["Ticket"];
 
