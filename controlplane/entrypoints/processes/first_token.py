@@ -26,6 +26,8 @@ ANSWER_S = 300.0  # for one token of a loaded model
 PAUSE_S = 0.2
 
 _DOING = {
+    "assigned": "waiting for {node}",
+    "accepted": "waiting for {node} to begin",
     "pending": "waiting for {node} to begin",
     "downloading": "downloading and converting on {node}",
     "loading": "loading on {node}",

@@ -22,6 +22,7 @@ export type BudgetRule = Schemas["BudgetRule"];
 export type Budget = Schemas["Budget"];
 export type AuditEntry = Schemas["AuditEntry"];
 export type ApiKey = Schemas["Key"];
+export type Tier = Schemas["TenantTierEnum"];
 export type NewKey = Schemas["KeyOrderRequest"];
 export type IssuedKey = Schemas["IssuedKey"];
 export type Candidate = Schemas["Candidate"];

@@ -1,12 +1,24 @@
 import { NumberInput, Select, SimpleGrid, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { addVersion } from "@/api/models";
-import type { Model } from "@/api/types";
+import type { Model, NewVersion } from "@/api/types";
 import { FormModal } from "@/ui/FormModal";
 
 const GIB = 2 ** 30;
 
-const FIRST = {
+type Spec = Required<
+  Omit<NewVersion, "gpu_memory" | Unused> & { gpu_memory: number } // the form has a number
+>;
+type Unused =
+  | "reason"
+  | "format"
+  | "sha256"
+  | "tensor_parallel"
+  | "colocation"
+  | "needs"
+  | "swap_bytes";
+
+const FIRST: Spec = {
   version: "v1",
   source: "",
   task: "generate",
@@ -28,8 +40,6 @@ const FIRST = {
   min_replicas: 1,
   max_replicas: 1,
 };
-
-type Spec = typeof FIRST;
 
 /** What the newest version is, under the next name; its replicas start from one again. */
 function nextSpec({ versions }: Model): Spec {
