@@ -114,13 +114,22 @@ function Candidates({ dispatch }: { dispatch: Dispatch }) {
         <span className={classes.soft}>{integer(more)} more cost more.</span>
       )}
       <span className={classes.legend}>
-        Queue, prefill and decode are estimated seconds. Latency = α {weights.alpha} · (their sum),
-        use = β {weights.beta} · utilisation, loading = γ {weights.gamma} · seconds; cost is the sum
-        of the three.
+        Queue, prefill and decode are estimated seconds. Latency = α {weights.alpha} · (
+        {latencyOf(candidates)}), use = β {weights.beta} · utilisation, loading = γ {weights.gamma}{" "}
+        · seconds; cost is the sum of the three.
       </span>
     </>
   );
 }
+
+/** In the words of the columns that are there. */
+function latencyOf(candidates: DispatchCandidate[]): string {
+  const sum = candidates.some(isHot) ? "their sum / heat" : "their sum";
+  return candidates.some(isFar) ? `${sum} + distance` : sum;
+}
+
+const isHot = ({ terms }: DispatchCandidate) => terms.thermal < 1;
+const isFar = ({ terms }: DispatchCandidate) => terms.distance_s > 0;
 
 function Replica({ one }: { one: { replica_id: string; node_id: string } }) {
   return (
@@ -142,8 +151,8 @@ function columns({ candidates, replicas }: Dispatch): Column<DispatchCandidate>[
     cell: ({ terms }: DispatchCandidate) => terms[name].toFixed(3),
   });
   const cached = new Map(replicas.map((one) => [one.replica_id, one.num_cached_tokens]));
-  const hot = candidates.some(({ terms }) => terms.thermal < 1);
-  const far = candidates.some(({ terms }) => terms.distance_s > 0);
+  const hot = candidates.some(isHot);
+  const far = candidates.some(isFar);
   const loads = candidates.some(({ terms }) => terms.loading > 0);
   const hits = candidates.some(({ replica_id }) => cached.get(replica_id));
   return [
