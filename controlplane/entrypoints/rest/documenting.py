@@ -40,7 +40,8 @@ _HEADERS = [
 
 
 def read(name: str, response: Any, query: type[Query] = ReadQuery) -> Callable[[F], F]:
-    """A GET; ``name`` becomes the operation id, and is told of in ``reference``. ``response`` may map (status, type) to shapes."""
+    """A GET; ``name`` becomes the operation id, and is told of in ``reference``.
+    ``response`` may map (status, type) to shapes."""
     responses = response if isinstance(response, dict) else {200: response}
     return extend_schema(
         **_told(name),

@@ -117,7 +117,9 @@ class Memory(serializers.Field[int, Any, int, Any]):
         self.param = param
 
     def to_internal_value(self, data: Any) -> int:
-        value = _of_type(data, (int, str), "a number of bytes, or a text like 1.5GiB", "invalid_type")
+        value = _of_type(
+            data, (int, str), "a number of bytes, or a text like 1.5GiB", "invalid_type"
+        )
         try:
             return memory_bytes(value, self.param)
         except Invalid as error:

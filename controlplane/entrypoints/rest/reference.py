@@ -179,8 +179,8 @@ OPERATIONS = {
     "keys_issue": Operation(
         "Keys",
         "Create a key",
-        "The answer shows the `secret` this once; it is stored as a hash. Its scopes say what it is "
-        "for: `inference` (the default) to use models, `admin:read` and `admin:write` for this API "
+        "The answer shows the `secret` this once; it is stored as a hash. Its scopes say what it "
+        "is for: `inference` (the default) to use models, `admin:read` and `admin:write` for this API "
         "within its role, `text:read` for captured text.",
     ),
     "keys_revoke": Operation("Keys", "Revoke a key", "For good, on every process within a second."),
@@ -197,8 +197,8 @@ OPERATIONS = {
     "budgets_set": Operation(
         "Budgets",
         "Set a budget",
-        "Makes it, or replaces it whole. A request must fit all budgets that are about it: the most "
-        "it may use is reserved first, and what it did not use is given back. In effect on every "
+        "Makes it, or replaces it whole. A request must fit all budgets that are about it: the "
+        "most it may use is reserved first, and what it did not use is given back. In effect on every "
         "gateway once the answer is there.",
     ),
     "budgets_remove": Operation("Budgets", "Remove a budget"),
@@ -272,8 +272,8 @@ OPERATIONS = {
     "requests_dispatch": Operation(
         "Requests",
         "Explain why a request went where it went",
-        "Every candidate with the terms of its cost, and the rule that lost each of the others. Kept "
-        "of a sampled share, and of all that failed over or found no replica.",
+        "Every candidate with the terms of its cost, and the rule that lost each of the others. "
+        "Kept of a sampled share, and of all that failed over or found no replica.",
     ),
     "requests_text": Operation(
         "Requests",
@@ -325,7 +325,7 @@ OPERATIONS = {
     "verification_start": Operation(
         "Proof",
         "Verify the logs now",
-        "Both logs, from their records; the answer comes at once and the result with the next read.",
+        "Both logs, from their records. The answer comes at once, the result with a later read.",
     ),
     # --- configuration
     "catalog_export": Operation(

@@ -1393,7 +1393,7 @@ export interface paths {
         put?: never;
         /**
          * Verify the logs now
-         * @description Both logs, from their records; the answer comes at once and the result with the next read.
+         * @description Both logs, from their records. The answer comes at once, the result with a later read.
          */
         post: operations["verification_start"];
         delete?: never;
@@ -2025,7 +2025,7 @@ export interface components {
             name: string;
             /** @default developer */
             role: components["schemas"]["RoleEnum"];
-            /** @description What it is for; left out: inference. */
+            /** @description What it is for; default: inference. */
             scopes?: components["schemas"]["ScopesEnum"][];
             /** @description Names the key may ask for; none means all. */
             models?: string[];

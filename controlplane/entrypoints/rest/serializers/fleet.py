@@ -18,7 +18,8 @@ from controlplane.entrypoints.rest.serializers.demand import ScalingSerializer
 
 TIERS = ("resident", "warm")
 REPLICA_STATES = (
-    "assigned", "accepted", "pending", "downloading", "loading", "ready", "stopping", "failed", "lost",
+    "assigned", "accepted", "pending", "downloading", "loading", "ready", "stopping", "failed",
+    "lost",
 )  # fmt: skip
 NODE_STATUSES = ("ready", "suspect", "lost")
 

@@ -142,7 +142,7 @@ class KeySerializer(serializers.Serializer[Any]):
 class KeyOrder(Order):
     name = Text(max_length=200)
     role = Choice(ROLES, required=False, default="developer")
-    scopes = KnownTexts(ALL_SCOPES, required=False, help_text="What it is for; left out: inference.")
+    scopes = KnownTexts(ALL_SCOPES, required=False, help_text="What it is for; default: inference.")
     models = Texts(required=False, help_text="Names the key may ask for; none means all.")
     expires_at = Number(required=False, allow_null=True)
 
