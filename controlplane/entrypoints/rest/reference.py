@@ -180,8 +180,8 @@ OPERATIONS = {
         "Keys",
         "Create a key",
         "The answer shows the `secret` this once; it is stored as a hash. Its scopes say what it "
-        "is for: `inference` (the default) to use models, `admin:read` and `admin:write` for this API "
-        "within its role, `text:read` for captured text.",
+        "is for: `inference` (the default) to use models, `admin:read` and `admin:write` for this "
+        "API within its role, `text:read` for captured text.",
     ),
     "keys_revoke": Operation("Keys", "Revoke a key", "For good, on every process within a second."),
     "keys_rotate": Operation(
@@ -198,8 +198,8 @@ OPERATIONS = {
         "Budgets",
         "Set a budget",
         "Makes it, or replaces it whole. A request must fit all budgets that are about it: the "
-        "most it may use is reserved first, and what it did not use is given back. In effect on every "
-        "gateway once the answer is there.",
+        "most it may use is reserved first, and what it did not use is given back. In effect on "
+        "every gateway once the answer is there.",
     ),
     "budgets_remove": Operation("Budgets", "Remove a budget"),
     "budgets_reset": Operation(
