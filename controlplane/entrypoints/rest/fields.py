@@ -104,7 +104,7 @@ class KnownTexts(serializers.ListField):
 @extend_schema_field(
     {
         "oneOf": [
-            {"type": "integer", "minimum": 1},
+            {"type": "integer", "minimum": 0},
             {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)? *([KMGT]i?B|B)$"},
         ]
     }

@@ -6,10 +6,9 @@ import { FormModal } from "@/ui/FormModal";
 
 const GIB = 2 ** 30;
 
-type Spec = Required<
-  Omit<NewVersion, "gpu_memory" | Unused> & { gpu_memory: number } // the form has a number
->;
-type Unused =
+/** What the form asks for; memory is a number of bytes there, never a text. */
+type Spec = Required<Omit<NewVersion, "gpu_memory" | Unasked>> & { gpu_memory: number };
+type Unasked =
   | "reason"
   | "format"
   | "sha256"
