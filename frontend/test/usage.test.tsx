@@ -1,7 +1,7 @@
-import { screen, within } from "@testing-library/react";
+import { act, screen, within } from "@testing-library/react";
 import { expect, test } from "vitest";
 import { startOf } from "@/api/usage";
-import { choose, dialog, type Harness, open, press, type } from "./harness";
+import { choose, dialog, greet, type Harness, liveEvent, open, press, type } from "./harness";
 
 test("usage shows its groups, their total and that the totals were checked", async () => {
   await open("/usage");
@@ -117,4 +117,20 @@ test("weights that the server refuses cannot be sent, and its sentence is shown"
 test("who may only look is not offered to change weights", async () => {
   await weigh("viewer");
   expect(screen.queryByRole("button", { name: "Change weights" })).toBeNull();
+});
+
+test("weights that somebody else changes meanwhile are not overwritten unseen", async () => {
+  const harness = await weigh();
+  press("Change weights");
+  const box = await dialog("Change the routing weights");
+  const { backend } = harness;
+  backend.weigh({ query: {}, headers: {}, body: { gamma: 3 } });
+  const socket = greet(harness);
+  act(() => socket.receive(liveEvent(backend.state.events.at(-1) as { type: string })));
+  await within(box).findByText("The weights were changed meanwhile");
+  const gamma = () => within(box).getByLabelText<HTMLInputElement>("γ, loading").value;
+  expect(gamma()).toBe("1");
+  press("Start from what they are now", box);
+  expect(gamma()).toBe("3");
+  expect(within(box).queryByText("The weights were changed meanwhile")).toBeNull();
 });

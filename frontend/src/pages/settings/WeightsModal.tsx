@@ -1,4 +1,4 @@
-import { Button, Fieldset, NumberInput, SimpleGrid, Text, TextInput } from "@mantine/core";
+import { Alert, Button, Fieldset, NumberInput, SimpleGrid, Text, TextInput } from "@mantine/core";
 import { useDebouncedValue } from "@mantine/hooks";
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
@@ -17,9 +17,9 @@ interface WeightsModalProps {
   onClose: () => void;
 }
 
-/** The weights it was opened with stay: a change by somebody else meanwhile is a conflict. */
+/** It keeps to the weights that it was opened with, and says so if somebody changes them. */
 export function WeightsModal({ known, onClose }: WeightsModalProps) {
-  const [{ value, etag }] = useState(known);
+  const [{ value, etag }, setBase] = useState(known);
   const [wanted, setWanted] = useState(value.weights);
   const [reason, setReason] = useState("");
   const preview = usePreview(wanted, value.weights, etag);
@@ -36,6 +36,14 @@ export function WeightsModal({ known, onClose }: WeightsModalProps) {
       done={`${plural(Object.keys(changes).length, "weight")} changed`}
       touches={["routing", "events"]}
     >
+      {known.etag !== etag && (
+        <Overtaken
+          startAgain={() => {
+            setBase(known);
+            setWanted(known.value.weights);
+          }}
+        />
+      )}
       <Fields
         weights={wanted}
         change={(part) => setWanted((old) => ({ ...old, ...part }))}
@@ -50,6 +58,16 @@ export function WeightsModal({ known, onClose }: WeightsModalProps) {
         onChange={(event) => setReason(event.currentTarget.value)}
       />
     </FormModal>
+  );
+}
+
+function Overtaken({ startAgain }: { startAgain: () => void }) {
+  return (
+    <Alert color="yellow" variant="light" title="The weights were changed meanwhile">
+      <Button variant="default" onClick={startAgain}>
+        Start from what they are now
+      </Button>
+    </Alert>
   );
 }
 
