@@ -60,7 +60,7 @@ class NeedsSerializer(Body):
 
 
 class NeedsOrder(NeedsSerializer):
-    host_memory = Memory(
+    host_memory = Memory(  # type: ignore[assignment]  # written in more ways than it is shown
         "needs.host_memory",
         required=False,
         default=0,
