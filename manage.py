@@ -8,10 +8,10 @@ import sys
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.config.settings")
     try:
-        from django.core.management import execute_from_command_line
+        from controlplane.entrypoints.processes.command_help import Utility
     except ModuleNotFoundError:
         sys.exit("Django is missing here: run .venv/bin/python manage.py; `make run` installs it.")
-    execute_from_command_line(sys.argv)
+    Utility(sys.argv).execute()
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def memory_bytes(value: int | str, param: str = "gpu_memory") -> int:
         return value
     match = _SIZE.fullmatch(value.strip())
     if match is None:
-        raise Invalid("invalid_size", "Memory is bytes, or like 16GiB.", param)
+        raise Invalid("invalid_size", "Memory is a number of bytes, or like 16GiB.", param)
     return int(float(match[1]) * _UNITS[match[2]])
 
 

@@ -206,7 +206,10 @@ def _is_hopeless(gap: Gap, unplaced_s: float, left: float, expected: float) -> b
 
 
 def _unplaced(gap: Gap, expected: float) -> Refused:
+    """Without a time to come back where none would help."""
     again = 10.0 if gap.retry_s is None else expected
+    if gap.lasts:
+        return Refused("model_not_ready", gap.reason, "model")
     return Refused("model_not_ready", gap.reason, "model", retry_after=again)
 
 

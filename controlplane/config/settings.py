@@ -183,7 +183,10 @@ REST_FRAMEWORK: dict[str, Any] = {
 }
 SPECTACULAR_SETTINGS: dict[str, Any] = {
     "TITLE": "Engine control plane",
-    "DESCRIPTION": "Models, routes, tenants and nodes; every change is an event in the log.",
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "controlplane.entrypoints.rest.documenting.introduce",
+    ],
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
@@ -196,6 +199,8 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "COMPONENT_SPLIT_PATCH": False,
     "ENUM_NAME_OVERRIDES": {
         "RoleEnum": "controlplane.domain.policy.ROLES",
+        "TenantTierEnum": "controlplane.domain.tenant.TIERS",
+        "ReplicaStateEnum": "controlplane.entrypoints.rest.serializers.fleet.REPLICA_STATES",
         "PeriodEnum": "controlplane.domain.budget.PERIODS",
         "NodeStatusEnum": "controlplane.entrypoints.rest.serializers.fleet.NODE_STATUSES",
         "PlacedTierEnum": "controlplane.entrypoints.rest.serializers.fleet.TIERS",

@@ -178,9 +178,22 @@ class Choice:
 class NoReplica(NotReady):
     """No replica can take the request; ``choice`` says why not, of each."""
 
-    def __init__(self, message: str, retry_after: float, choice: Choice) -> None:
+    param = "model"
+
+    def __init__(self, message: str, retry_after: float | None, choice: Choice) -> None:
         super().__init__(message, retry_after)
         self.choice = choice
+
+
+class NeverFits(NoReplica):
+    """Waiting does not help: the KV cache of every replica is too small for the request.
+    ``param`` is the field to blame."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, message: str, param: str, choice: Choice) -> None:
+        super().__init__(message, None, choice)
+        self.param = param
 
 
 def choose(
@@ -346,16 +359,40 @@ def _refusal(
             f"resident in about {view.load_seconds:.0f} s, "
             f"the request waits {request.max_wait_s:g} s"
         )
-    if view.num_blocks:
-        needed = -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
-        if needed > view.num_blocks:
-            return "kv_too_small", f"needs {needed} KV blocks, the replica has {view.num_blocks}"
+    if view.num_blocks and (needed := _blocks(view, request)) > view.num_blocks:
+        return "kv_too_small", f"needs {needed} KV blocks, the replica has {view.num_blocks}"
     return None
+
+
+def _blocks(view: ReplicaView, request: RequestView) -> int:
+    """KV blocks that the request may come to need there."""
+    return -(-(request.num_prompt_tokens + request.max_output_tokens) // view.block_size)
 
 
 def _no_replica(choice: Choice) -> NoReplica:
     rejected = choice.rejected
     if not rejected:
         return NoReplica("No replica of this model is running.", 5.0, choice)
+    if _never_fits(choice):
+        return _too_long(choice)
     reasons = "; ".join(sorted({f"{one.code}: {one.detail}" for one in rejected})[:4])
     return NoReplica(f"No replica can take the request now ({reasons}).", 2.0, choice)
+
+
+def _never_fits(choice: Choice) -> bool:
+    """Not of a request that failed somewhere: it did fit a replica, which may come back."""
+    return not choice.excluded and all(
+        view.num_blocks and _blocks(view, choice.request) > view.num_blocks for view in choice.views
+    )
+
+
+def _too_long(choice: Choice) -> NeverFits:
+    prompt, output = choice.request.num_prompt_tokens, choice.request.max_output_tokens
+    limit = max(view.num_blocks * view.block_size for view in choice.views)
+    text = (
+        f"This model's maximum context length is {limit} tokens, by the KV cache of its replicas; "
+        f"the prompt has {prompt} and the answer may have {output}."
+    )
+    if prompt < limit:
+        return NeverFits(f"{text} Ask for fewer with max_tokens.", "max_tokens", choice)
+    return NeverFits(text, "messages", choice)

@@ -27,7 +27,7 @@ class NotReady(DispatchError):
 
     code = "model_not_ready"
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, retry_after: float | None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 

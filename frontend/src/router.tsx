@@ -171,6 +171,13 @@ const settingsRoute = createRoute({
   component: lazyRouteComponent(() => import("./pages/settings/SettingsPage"), "SettingsPage"),
 });
 
+/** An address that is none, with the navigation around it. */
+const absentRoute = createRoute({
+  getParentRoute: () => appRoute,
+  path: "$",
+  component: NotFound,
+});
+
 const routeTree = rootRoute.addChildren([
   loginRoute,
   appRoute.addChildren([
@@ -188,6 +195,7 @@ const routeTree = rootRoute.addChildren([
     usageRoute,
     playgroundRoute,
     settingsRoute,
+    absentRoute,
   ]),
 ]);
 

@@ -24,7 +24,7 @@ function telemetry(utilization: number, generated: number, at: number) {
 test("each node shows its devices with the memory that replicas hold", async () => {
   await open("/fleet");
   const node = await screen.findByRole("article", { name: "Node n1" });
-  within(node).getByRole("img", { name: "Memory: 1.5 GiB of 4.0 GiB held by 1 replicas" });
+  within(node).getByRole("img", { name: "Memory: 1.5 GiB of 4.0 GiB held by 1 replica" });
   within(node).getByText("smollm2@v1");
   within(node).getByText("loading");
 });
@@ -125,4 +125,16 @@ test("what is stuck says since when and why, and is counted", async () => {
   const said = within(other).getByRole("status").textContent;
   expect(said).toBe("has not accepted its plan 3 min ago: it has (5, 40)");
   expect(screen.getByText("stuck now").previousSibling?.textContent).toBe("2");
+});
+
+test("what is hatched in the memory bar is named beside it", async () => {
+  const harness = await open("/fleet");
+  const socket = greet(harness);
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  expect(within(node).queryByText("other processes")).toBeNull();
+  const message = telemetry(0.25, 100, 10);
+  const devices = message.devices.map((one) => ({ ...one, foreign_bytes: GIB / 2 }));
+  act(() => socket.receive({ ...message, devices }));
+  const row = within(node).getByText("other processes").closest("li") as HTMLElement;
+  within(row).getByText("512 MiB");
 });

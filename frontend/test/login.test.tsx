@@ -1,6 +1,6 @@
 import { fireEvent, screen } from "@testing-library/react";
 import { expect, test } from "vitest";
-import { safeNext } from "@/pages/login/LoginPage";
+import { follow, safeNext } from "@/pages/login/LoginPage";
 import { open, press } from "./harness";
 
 function fill(username: string, password: string): void {
@@ -58,4 +58,17 @@ test("only a path of this site is followed after the login", () => {
   for (const bad of ["//evil.test", "https://evil.test", "/\\evil.test", undefined]) {
     expect(safeNext(bad)).toBe("/fleet");
   }
+});
+
+test("who wanted the API reference is sent back to it, past the router", () => {
+  const went: string[] = [];
+  const go = (next: string) =>
+    follow(
+      next,
+      (path) => went.push(`push ${path}`),
+      (path) => went.push(`load ${path}`),
+    );
+  go("/api/docs");
+  go("/apiary");
+  expect(went).toEqual(["load /api/docs", "push /apiary"]);
 });

@@ -1,4 +1,4 @@
-import { fireEvent, screen, waitFor } from "@testing-library/react";
+import { fireEvent, screen, waitFor, within } from "@testing-library/react";
 import { expect, test } from "vitest";
 import { ProblemError, problemFrom } from "@/api/problem";
 import { ago, bytes, millis, words } from "@/ui/format";
@@ -27,9 +27,10 @@ test("Ctrl K finds a node by its name and opens it", async () => {
   expect(window.location.pathname + window.location.search).toBe("/fleet?node=n2");
 });
 
-test("an unknown address says so", async () => {
+test("an unknown address says so, with the navigation to leave it", async () => {
   await open("/nowhere");
   screen.getByRole("heading", { name: "There is no such page" });
+  within(screen.getByRole("navigation", { name: "Main" })).getByRole("link", { name: "Models" });
 });
 
 test("a failing list shows the problem with its code and asks again on demand", async () => {

@@ -1,7 +1,7 @@
-import { screen, within } from "@testing-library/react";
+import { act, screen, within } from "@testing-library/react";
 import { expect, test } from "vitest";
 import { startOf } from "@/api/usage";
-import { choose, dialog, open } from "./harness";
+import { choose, dialog, greet, type Harness, liveEvent, open, press, type } from "./harness";
 
 test("usage shows its groups, their total and that the totals were checked", async () => {
   await open("/usage");
@@ -42,10 +42,16 @@ test("a request says why it went where it went, with what lost the others", asyn
   const box = await dialog("Request");
   const table = await within(box).findByRole("table", { name: "Candidates of attempt 1" });
   expect(within(table).getAllByRole("row")).toHaveLength(3);
-  within(table).getByText("chosen");
-  within(table).getByText("1.150");
-  const ruledOut = within(box).getByRole("list", { name: "Ruled out" });
+  const [, chosen, dearer] = within(table).getAllByRole("row") as HTMLElement[];
+  expect(chosen?.getAttribute("aria-current")).toBe("true");
+  within(chosen as HTMLElement).getByText("Chosen");
+  expect(dearer?.getAttribute("aria-current")).toBeNull();
+  within(dearer as HTMLElement).getByText("1.150");
+  within(dearer as HTMLElement).getByText("0.600 dearer");
+  const ruledOut = within(box).getByRole("table", { name: "Ruled out of attempt 1" });
+  within(ruledOut).getByText("Too hot");
   within(ruledOut).getByText(/83.5 C, the limit is 83 C/);
+  within(box).getByText(/costs least of the 2 that could take it, of 3 replicas/);
   within(box).getByText(/the same, bit for bit/);
 });
 
@@ -65,4 +71,66 @@ test("the settings say by which weights replicas are chosen, and which were chan
   await open("/settings");
   await screen.findByText("2, by default 0.5");
   screen.getByText("75 °C");
+});
+
+const weigh = async (role?: string) => {
+  const harness = await open("/settings", { role });
+  await screen.findByText("2, by default 0.5");
+  return harness;
+};
+const patches = ({ backend }: Harness) => backend.calls.filter(({ method }) => method === "PATCH");
+
+test("a changed weight is tried without effect first, and sent with its reason and ETag", async () => {
+  const harness = await weigh();
+  press("Change weights");
+  const box = await dialog("Change the routing weights");
+  expect(
+    within(box).getByRole<HTMLButtonElement>("button", { name: "Change weights" }).disabled,
+  ).toBe(true);
+  type("α, latency", "1.5", box);
+  await within(box).findByText("Would append RoutingWeightsSet:", {}, { timeout: 3000 });
+  within(box).getByText("α, latency: 1 → 1.5");
+  expect(patches(harness).map(({ query, body }) => [query.dry_run, body])).toEqual([
+    ["true", { alpha: 1.5 }],
+  ]);
+  type("Reason", "slow nodes", box);
+  press("Change weights", box);
+  await screen.findByText("1.5, by default 1");
+  const sent = patches(harness).at(-1);
+  expect(sent?.body).toEqual({ alpha: 1.5, reason: "slow nodes" });
+  expect(sent?.headers["if-match"]).toBe('"1"');
+  await screen.findByText(/by user:admin: slow nodes/);
+  screen.getByRole("button", { name: "Undo …" });
+});
+
+test("weights that the server refuses cannot be sent, and its sentence is shown", async () => {
+  await weigh();
+  press("Change weights");
+  const box = await dialog("Change the routing weights");
+  type("Idle", "0.9", box);
+  await within(box).findByText("omega sums to 1.", {}, { timeout: 3000 });
+  expect(
+    within(box).getByRole<HTMLButtonElement>("button", { name: "Change weights" }).disabled,
+  ).toBe(true);
+});
+
+test("who may only look is not offered to change weights", async () => {
+  await weigh("viewer");
+  expect(screen.queryByRole("button", { name: "Change weights" })).toBeNull();
+});
+
+test("weights that somebody else changes meanwhile are not overwritten unseen", async () => {
+  const harness = await weigh();
+  press("Change weights");
+  const box = await dialog("Change the routing weights");
+  const { backend } = harness;
+  backend.weigh({ query: {}, headers: {}, body: { gamma: 3 } });
+  const socket = greet(harness);
+  act(() => socket.receive(liveEvent(backend.state.events.at(-1) as { type: string })));
+  await within(box).findByText("The weights were changed meanwhile");
+  const gamma = () => within(box).getByLabelText<HTMLInputElement>("γ, loading").value;
+  expect(gamma()).toBe("1");
+  press("Start from what they are now", box);
+  expect(gamma()).toBe("3");
+  expect(within(box).queryByText("The weights were changed meanwhile")).toBeNull();
 });

@@ -178,4 +178,5 @@ def test_a_damaged_row_stops_the_replay_there_and_what_was_good_is_served(databa
     bootstrap.command_handler.cache_clear()  # a new process, which must fold the stream
     written = admin.patch("tenants/bad/", {"tier": "premium"})
     assert (written.status_code, written.json()["code"]) == (503, "integrity_error")
+    assert not any("Retry-After" in one for one in (waiting, past, written)), "no wait mends it"
     bootstrap.event_store().close()

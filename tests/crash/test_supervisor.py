@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from controlplane.entrypoints.processes import supervisor as supervising
 from controlplane.entrypoints.processes.supervisor import Child, NotReady, Supervisor
 
 # Serves 200 on the port in argv[1]; with "deaf" it ignores SIGTERM; prints its grandchild's pid.
@@ -86,6 +88,23 @@ async def test_the_delay_doubles_while_a_child_keeps_failing(tmp_path):
     await supervisor.stop()
     assert [line.rsplit(" in ")[1] for line in said[:3]] == ["0.2 s", "0.4 s", "0.8 s"]
     assert "exit 1" in said[0]
+
+
+async def test_a_slow_child_has_time_while_it_lives_and_a_dying_one_has_not(tmp_path, monkeypatch):
+    """The first is ready after the limit for those that end, and is spoken of meanwhile."""
+    monkeypatch.setattr(supervising, "SAY_EVERY_S", 0.3)
+    said: list[str] = []
+    supervisor = Supervisor(said.append)
+    slow = server(tmp_path, "slow")
+    program = f"import time; time.sleep(1.5)\n{SERVER}"
+    supervisor.start(replace(slow, argv=(slow.argv[0], "-c", program, *slow.argv[3:])))
+    await supervisor.ready("slow", 0.5, 60, said.append)
+    assert said and all(line.startswith("slow: starting, for ") for line in said)
+    argv = (sys.executable, "-c", "import sys; sys.exit('no disk')")
+    supervisor.start(Child("broken", argv, tmp_path / "broken.log", "http://127.0.0.1:1/"))
+    with pytest.raises(NotReady, match="no disk"):
+        await supervisor.ready("broken", 1.0, 60)
+    await supervisor.stop()
 
 
 async def test_stop_ends_the_later_wave_first_and_leaves_nothing(tmp_path):

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from controlplane.dispatch.choose import (
+    NeverFits,
     ReplicaView,
     RequestView,
     choose,
@@ -114,8 +115,27 @@ def test_who_cannot_take_it_is_rejected_with_the_reason(
     assert choice.replica_id == "b"
     assert [(one.replica_id, one.code) for one in choice.rejected] == [("a", code)]
     with pytest.raises(NotReady, match=code) as refusal:
-        choose([bad], REQUEST)
+        choose([bad, replace(B, state="loading")], REQUEST)
     assert refusal.value.retry_after
+
+
+def test_what_no_kv_cache_can_hold_is_the_callers_to_mend() -> None:
+    """No time to come back; 6 blocks of 16 hold 96 tokens. Also while such a replica loads, but not
+    after a replica that did take it has failed."""
+    small = [replace(A, num_blocks=6), replace(B, num_blocks=5, state="loading")]
+    with pytest.raises(NeverFits, match="maximum context length is 96 tokens") as refusal:
+        choose(small, REQUEST)
+    assert (refusal.value.code, refusal.value.retry_after) == ("context_length_exceeded", None)
+    with pytest.raises(NotReady) as moved:
+        choose(small, REQUEST, excluded=frozenset({"c"}))
+    assert moved.value.code == "model_not_ready" and moved.value.retry_after
+
+
+@pytest.mark.parametrize(("num_prompt", "param"), [(90, "max_tokens"), (96, "messages")])
+def test_the_field_that_is_too_long_is_named(num_prompt: int, param: str) -> None:
+    with pytest.raises(NeverFits) as refusal:
+        choose([replace(A, num_blocks=6)], RequestView(num_prompt, 20))
+    assert refusal.value.param == param
 
 
 def test_a_draining_node_serves_only_while_it_is_the_only_one() -> None:

@@ -1,6 +1,7 @@
 """What the demo keeps in its folder, without starting anything."""
 
 import io
+import itertools
 import os
 import socket
 import subprocess
@@ -16,9 +17,9 @@ from controlplane.entrypoints.processes.demo import (
     curl_line,
     kept_ports,
     locked,
-    message_of,
 )
 from controlplane.entrypoints.processes.demo_seed import Secrets
+from controlplane.entrypoints.processes.first_token import first_token, loading, message_of
 from tests.e2e.product import ROOT
 
 
@@ -85,6 +86,39 @@ def test_why_there_is_no_token_yet_is_said_in_a_sentence():
     assert message_of(b'{"error": {"message": "loading"}}') == "loading"
     assert message_of(b"<html>") == "<html>"
     assert message_of(b'{"error": "x"}') == '{"error": "x"}'
+
+
+def replica(state: str, reason: str = "", node: str = "node-1") -> dict[str, str]:
+    return {"state": state, "reason": reason, "node_id": node}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        ([], "m: waiting for a place"),
+        ([replica("pending")], "m: waiting for node-1 to begin"),
+        ([replica("downloading")], "m: downloading and converting on node-1"),
+        ([replica("failed", "no disk")], "m: failed on node-1: no disk"),
+        (
+            [replica("loading", node="node-2"), replica("loading")],
+            "m: loading on node-1; loading on node-2",
+        ),
+        ([replica("failed"), replica("ready", node="node-2")], None),
+    ],
+)
+def test_what_a_start_waits_for_is_said_in_words(replicas, said):
+    assert loading("m", replicas) == said
+
+
+async def test_a_start_has_time_as_long_as_it_says_something_new():
+    """Ten times the limit in all, and each thing once; what only repeats itself is given up."""
+    spoken: list[str] = []
+    news = (f"step {number // 2}" for number in range(20))
+    await first_token(lambda: next(news, None), spoken.append, stall_s=0.5)
+    assert spoken == [f"step {number}" for number in range(10)]
+    rounds = itertools.cycle(["loading", "failed: no disk"])
+    with pytest.raises(TimeoutError, match="nothing new in 0 s"):
+        await first_token(lambda: next(rounds), spoken.append, stall_s=0.5)
 
 
 def test_the_curl_line_is_a_whole_command():

@@ -185,8 +185,9 @@ async def test_what_no_try_can_mend_ends_at_once(cold: World) -> None:
         "model_not_ready",
         "last with checksum_mismatch",
     )
-    with pytest.raises(Refused, match="checksum_mismatch"):
+    with pytest.raises(Refused, match="checksum_mismatch") as late:
         await cold.serving.start(a_job(request_id="late"))
+    assert (call.error.retry_after, late.value.retry_after) == (None, None)
     assert cold.clock.time == 100.0, "nobody waited"
 
 
@@ -202,7 +203,7 @@ async def test_what_no_device_can_hold_is_told_so_and_not_that_it_loads(
         with pytest.raises(Refused) as refused:
             await cold.serving.start(a_job(request_id=f"req-{seconds}"))
         assert (refused.value.code, refused.value.message) == ("model_not_ready", gap.reason)
-        assert refused.value.retry_after == 10.0
+        assert refused.value.retry_after is None
 
 
 async def test_a_full_fleet_is_named_before_an_estimate_beyond_the_class(cold: World) -> None:

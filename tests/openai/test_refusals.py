@@ -252,6 +252,16 @@ def test_a_model_that_is_not_loaded_in_time_is_worth_another_try(code: str) -> N
     assert status_of(refused) == 503 and (b"retry-after", b"7") in headers_of(refused)
 
 
+@pytest.mark.parametrize("code", ["model_not_ready", "insufficient_quota"])
+def test_what_no_waiting_mends_names_no_time_and_is_not_retried(code: str) -> None:
+    headers = dict(headers_of(Refused(code, "It fits nowhere.", "model")))
+    assert b"retry-after" not in headers and headers[b"x-should-retry"] == b"false"
+
+
+def test_what_exceeds_a_kv_cache_is_no_status_that_clients_retry() -> None:
+    assert status_of(Refused("kv_capacity", "9 KV blocks needed, 8 exist")) == 400
+
+
 def test_a_known_model_that_takes_too_long_to_load_says_so(client: openai.OpenAI) -> None:
     """503 at once with the expected time to come back, within openai's limit of 120 s."""
     with pytest.raises(openai.InternalServerError) as refused:

@@ -32,6 +32,8 @@ def test_the_schema_and_its_page_are_served_to_those_who_may_look(admin: Api) ->
     for path in ("/api/schema", "/api/docs", "/api/docs/"):
         refused = Client().get(path)
         assert refused.status_code == 401 and refused.json()["code"] == "not_authenticated"
+        sent = Client().get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+        assert (sent.status_code, sent["Location"]) == (302, f"/login?next={path}")
     assert admin.client.get("/api/schema").status_code == 200
     page = admin.client.get("/api/docs")
     assert page.status_code == 200 and b"swagger-ui" in page.content

@@ -252,7 +252,7 @@ class Authority:
 
     def write_node_creds(self, node_id: str) -> Path:
         creds = self.node_creds(node_id)
-        return write_private(self.directory / f"node-{node_id}.creds", creds)
+        return write_private(self.directory / "nodes" / f"{node_id}.creds", creds)
 
     def server_config(
         self, store_dir: Path, port: int, host: str = "127.0.0.1", monitor_port: int | None = None

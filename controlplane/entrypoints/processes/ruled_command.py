@@ -9,9 +9,10 @@ import getpass
 from typing import Any, ClassVar
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.domain.policy import Principal, Rule, allowed
+from controlplane.entrypoints.processes.command_help import ExampleFormatter, example_of
 
 
 def cli_principal() -> Principal:
@@ -23,6 +24,11 @@ class RuledCommand(BaseCommand):
     """A command without a ``rule`` is not run."""
 
     rule: ClassVar[Rule | None] = None
+
+    def create_parser(self, prog_name: str, subcommand: str, **options: Any) -> CommandParser:
+        options.setdefault("epilog", f"Example:\n  {example_of(subcommand)}")
+        options.setdefault("formatter_class", ExampleFormatter)
+        return super().create_parser(prog_name, subcommand, **options)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         principal = cli_principal()

@@ -30,6 +30,7 @@ from pathlib import Path
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 10.0
 STEADY_AFTER = 5.0
+SAY_EVERY_S = 30.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -60,6 +61,7 @@ class Supervisor:
         self._say, self._changed = say, changed
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._children: dict[str, Child] = {}
+        self._ended: set[str] = set()  # the names of those that were started again
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
 
@@ -72,15 +74,28 @@ class Supervisor:
         self._children[child.name] = child
         self._keepers[child.name] = asyncio.create_task(self._keep(child), name=child.name)
 
-    async def ready(self, name: str, timeout: float) -> None:
-        """Return once the child answers; raise NotReady after ``timeout`` seconds."""
-        child = self._children[name]
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
+    async def ready(
+        self,
+        name: str,
+        timeout: float,
+        slow: float = 0.0,
+        waiting: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """Return once the child answers; raise NotReady after ``timeout`` seconds, or after
+        ``slow`` ones if that is longer and it is still the process that was started first: it is
+        at work then. ``waiting`` is told every ``SAY_EVERY_S``."""
+        child, began, said = self._children[name], time.monotonic(), 0
+        while (waited := time.monotonic() - began) < self._limit(name, timeout, slow):
             if name in self._running and await asyncio.to_thread(answers, child.ready_url):
                 return
+            if waited >= (said + 1) * SAY_EVERY_S:
+                said += 1
+                waiting(f"{name}: starting, for {waited:.0f} s so far")
             await asyncio.sleep(0.05)
-        raise NotReady(f"{name} was not ready after {timeout:.0f} s\n{tail(child.log)}")
+        raise NotReady(f"{name} was not ready after {waited:.0f} s\n{tail(child.log)}")
+
+    def _limit(self, name: str, timeout: float, slow: float) -> float:
+        return timeout if name in self._ended else max(timeout, slow)
 
     async def stop(self, grace: float = 8.0) -> None:
         """SIGTERM, wave by wave, ``grace`` seconds in all; then SIGKILL for whatever is left."""
@@ -112,6 +127,7 @@ class Supervisor:
             code = await self._run_once(child)
             if self._stopping.is_set():
                 return
+            self._ended.add(child.name)
             if time.monotonic() - started >= STEADY_AFTER:
                 delay = FIRST_DELAY
             self._say(f"{child.name} ended ({how(code)}); starting it again in {delay:.1f} s")

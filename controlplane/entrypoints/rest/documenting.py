@@ -8,6 +8,7 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 
 from controlplane.entrypoints.rest.fields import Query
+from controlplane.entrypoints.rest.reference import EXAMPLES, GROUPS, INTRODUCTION, OPERATIONS
 from controlplane.entrypoints.rest.serializers.common import (
     ProblemSerializer,
     ReadQuery,
@@ -39,10 +40,11 @@ _HEADERS = [
 
 
 def read(name: str, response: Any, query: type[Query] = ReadQuery) -> Callable[[F], F]:
-    """A GET; ``name`` becomes the operation id. ``response`` may map (status, type) to shapes."""
+    """A GET; ``name`` becomes the operation id, and is told of in ``reference``.
+    ``response`` may map (status, type) to shapes."""
     responses = response if isinstance(response, dict) else {200: response}
     return extend_schema(
-        operation_id=name,
+        **_told(name),
         parameters=[query] if query._declared_fields else [],
         responses={**responses, **_PROBLEM},
     )
@@ -59,11 +61,23 @@ def write(
     """A POST, PUT, PATCH or DELETE; without ``conventions`` it is no command to an aggregate."""
     parameters = [_DRY_RUN, _REASON, *_HEADERS] if conventions else []
     return extend_schema(
-        operation_id=name,
+        **_told(name),
         request=order,
+        examples=EXAMPLES.get(name, []),
         parameters=parameters,
         responses={status: response, **_PROBLEM},
     )
+
+
+def _told(name: str) -> dict[str, Any]:
+    """What the reference says; without a description the summary alone."""
+    group, summary, description = OPERATIONS[name]
+    return {
+        "operation_id": name,
+        "tags": [group],
+        "summary": summary,
+        "description": description or f"{summary}.",
+    }
 
 
 def page_of(item: Shape, counted: bool = True) -> Shape:
@@ -77,6 +91,13 @@ def page_of(item: Shape, counted: bool = True) -> Shape:
         fields = {"count": serializers.IntegerField(), **fields}
     name = item.__name__.removesuffix("Serializer") + "PageSerializer"
     return type(name, (serializers.Serializer,), fields)
+
+
+def introduce(result: dict[str, Any], **of: Any) -> dict[str, Any]:
+    """A hook of drf-spectacular: what the page begins with, and its groups in their order."""
+    result["info"]["description"] = INTRODUCTION
+    result["tags"] = [{"name": name, "description": text} for name, text in GROUPS]
+    return result
 
 
 class _BearerScheme(OpenApiAuthenticationExtension):

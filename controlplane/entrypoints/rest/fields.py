@@ -8,10 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.exceptions import ErrorDetail, ValidationError
 
+from controlplane.application.catalog_file import memory_bytes
 from controlplane.domain.audit import redacted
+from controlplane.domain.errors import Invalid
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,9})?", re.ASCII)
@@ -51,6 +54,18 @@ class Choice(serializers.ChoiceField):
         return super().to_internal_value(_of_type(data, str, "a string", "invalid_type"))
 
 
+class Known(serializers.ChoiceField):
+    """A text out of a few, which the description lists; another one is for the domain to refuse,
+    with its own code and sentence."""
+
+    def __init__(self, choices: Any, **options: Any) -> None:
+        super().__init__(choices, **options)
+        self._text = Text(max_length=200)
+
+    def to_internal_value(self, data: Any) -> str:
+        return str(self._text.run_validation(data))
+
+
 class Integer(serializers.IntegerField):
     def to_internal_value(self, data: Any) -> int:
         return int(_of_type(data, int, "an integer", "invalid_type"))
@@ -74,6 +89,44 @@ class Texts(serializers.ListField):
 
     def to_internal_value(self, data: Any) -> list[str]:
         return list(super().to_internal_value(_of_type(data, list, "a list", "invalid_type")))
+
+
+class KnownTexts(serializers.ListField):
+    """``Texts`` out of a few, which the description lists."""
+
+    def __init__(self, choices: Any, **options: Any) -> None:
+        super().__init__(child=Known(choices), max_length=100, **options)
+
+    def to_internal_value(self, data: Any) -> list[str]:
+        return list(super().to_internal_value(_of_type(data, list, "a list", "invalid_type")))
+
+
+@extend_schema_field(
+    {
+        "oneOf": [
+            {"type": "integer", "minimum": 0},
+            {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)? *([KMGT]i?B|B)$"},
+        ]
+    }
+)
+class Memory(serializers.Field[int, Any, int, Any]):
+    """Bytes, or a text like ``1.5GiB``, as in the YAML of models."""
+
+    def __init__(self, param: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.param = param
+
+    def to_internal_value(self, data: Any) -> int:
+        value = _of_type(
+            data, (int, str), "a number of bytes, or a text like 1.5GiB", "invalid_type"
+        )
+        try:
+            return memory_bytes(value, self.param)
+        except Invalid as error:
+            raise refuse(error.code, error.message) from None
+
+    def to_representation(self, value: int) -> int:
+        return value
 
 
 class Body(serializers.Serializer[Any]):

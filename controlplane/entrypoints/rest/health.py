@@ -5,12 +5,15 @@ but yes or no. The schema, its page and ``/metrics`` need a principal that may r
 """
 
 from typing import ClassVar
+from urllib.parse import quote
 
 from django.db import Error
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+from rest_framework.exceptions import NotAuthenticated
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -22,11 +25,21 @@ _HEAD = Gauge("engine_log_head", "Position of the last event in the log.")
 _LAG = Gauge("engine_projection_lag_events", "Events not projected yet.", ["projection"])
 
 
-class Schema(SpectacularAPIView):
+class ForPeople(APIView):
+    """A browser without a login is sent to it and comes back; whoever asks for data gets a 401."""
+
+    def handle_exception(self, exc: Exception) -> HttpResponseBase:  # type: ignore[override]
+        wants_page = "text/html" in self.request.headers.get("Accept", "")
+        if isinstance(exc, NotAuthenticated) and wants_page:
+            return HttpResponseRedirect(f"/login?next={quote(self.request.path)}")
+        return super().handle_exception(exc)
+
+
+class Schema(ForPeople, SpectacularAPIView):
     resource = "status"
 
 
-class Docs(SpectacularSwaggerSplitView):
+class Docs(ForPeople, SpectacularSwaggerSplitView):
     resource = "status"
 
 

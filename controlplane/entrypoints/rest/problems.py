@@ -142,7 +142,7 @@ def _describe(error: BaseException) -> tuple[int, str, str, dict[str, str]]:
         case OperationalError() | InterfaceError():
             return _describe(unavailable(error))
         case IntegrityError():
-            return 503, "integrity_error", f"{_DAMAGED} {error.position}.", {"Retry-After": "60"}
+            return 503, "integrity_error", f"{_DAMAGED} {error.position}.", {}
         case UnknownEvent():
             return 503, "unknown_event", _TOO_NEW, {"Retry-After": "60"}
         case Http404():

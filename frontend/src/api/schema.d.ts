@@ -11,10 +11,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** @description The configuration as one YAML file, both ways; see ``application.configuration``. */
+        /**
+         * Export the catalog as YAML
+         * @description Models, routes, tenants and budgets, in the form that applying takes. No keys.
+         */
         get: operations["catalog_export"];
         put?: never;
-        /** @description The configuration as one YAML file, both ways; see ``application.configuration``. */
+        /**
+         * Apply a YAML file
+         * @description Makes the catalog what the file says, of what it names; applied again it changes nothing. `?dry_run=true` says what would change. Sizes may be written like `1.5GiB`.
+         */
         post: operations["catalog_apply"];
         delete?: never;
         options?: never;
@@ -29,6 +35,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the orders, done and refused
+         * @description Newest first: who, from where, what it changed, or why it was refused.
+         */
         get: operations["audit_list"];
         put?: never;
         post?: never;
@@ -45,6 +55,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the signed checkpoints
+         * @description List the signed checkpoints.
+         */
         get: operations["checkpoints_list"];
         put?: never;
         post?: never;
@@ -61,6 +75,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Prove that the log only grew
+         * @description An RFC 6962 consistency proof of two sizes.
+         */
         get: operations["checkpoints_consistency"];
         put?: never;
         post?: never;
@@ -77,6 +95,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Prove that a record is in the log
+         * @description An RFC 6962 audit path.
+         */
         get: operations["checkpoints_inclusion"];
         put?: never;
         post?: never;
@@ -93,6 +115,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show the public keys that checkpoints are signed with
+         * @description Show the public keys that checkpoints are signed with.
+         */
         get: operations["checkpoints_keys"];
         put?: never;
         post?: never;
@@ -109,6 +135,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the placement decisions
+         * @description Newest first.
+         */
         get: operations["decisions_list"];
         put?: never;
         post?: never;
@@ -125,6 +155,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show a decision
+         * @description With its sentences, candidates and rejections.
+         */
         get: operations["decisions_retrieve"];
         put?: never;
         post?: never;
@@ -141,6 +175,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Make a decision again from what it saw
+         * @description The recorded inputs go through the planner once more; the answer says whether the outcome is the same, bit for bit.
+         */
         get: operations["decisions_replay"];
         put?: never;
         post?: never;
@@ -157,6 +195,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the events
+         * @description By position, in either order; filtered by stream, type or actor.
+         */
         get: operations["events_list"];
         put?: never;
         post?: never;
@@ -176,8 +218,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * @description Its policy is that of the thing that was changed; of an event that is not there only whoever
-         *     may change anything is told so.
+         * Undo an event
+         * @description Gives the order that takes it back, and the log shows what it undoes; nothing is erased. `?dry_run=true` says what would be ordered. Who may do it is who may make the change.
          */
         post: operations["events_undo"];
         delete?: never;
@@ -193,6 +235,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Export events or requests
+         * @description Streamed, whole or filtered; `after` resumes. With `manifest=true` the signed manifest of that file, which `manage.py verify` checks without the database.
+         */
         get: operations["audit_export"];
         put?: never;
         post?: never;
@@ -209,6 +255,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the forecasts
+         * @description And what came of the one before each.
+         */
         get: operations["forecasts_list"];
         put?: never;
         post?: never;
@@ -225,8 +275,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the models
+         * @description Those that the caller's tenant and role may use, each with its versions and how they stand in the fleet.
+         */
         get: operations["models_list"];
         put?: never;
+        /**
+         * Register a model
+         * @description A name that clients may ask for. It serves nothing until a version is added.
+         */
         post: operations["models_register"];
         delete?: never;
         options?: never;
@@ -241,6 +299,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show a model
+         * @description With its versions.
+         */
         get: operations["models_retrieve"];
         put?: never;
         post?: never;
@@ -258,6 +320,10 @@ export interface paths {
             cookie?: never;
         };
         get?: never;
+        /**
+         * Say who may use a model
+         * @description Everybody, or the listed tenants; and, where roles are listed, only callers of those. It holds on every gateway within a second.
+         */
         put: operations["models_set_access"];
         post?: never;
         delete?: never;
@@ -273,8 +339,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List a model's aliases
+         * @description List a model's aliases.
+         */
         get: operations["aliases_list"];
         put?: never;
+        /**
+         * Add an alias
+         * @description Another name for the model's default version.
+         */
         post: operations["aliases_add"];
         delete?: never;
         options?: never;
@@ -292,6 +366,10 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
+        /**
+         * Remove an alias
+         * @description Remove an alias.
+         */
         delete: operations["aliases_remove"];
         options?: never;
         head?: never;
@@ -305,8 +383,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List a model's versions
+         * @description Each with its specification, replicas and price.
+         */
         get: operations["versions_list"];
         put?: never;
+        /**
+         * Add a version
+         * @description Weights and how to serve them; it cannot be changed afterwards, only scaled, priced and retired. `version`, `source` and `gpu_memory` are enough. The first version becomes the model's default. The planner places its replicas at once; a version that fits nowhere shows why in `reason`.
+         */
         post: operations["versions_add"];
         delete?: never;
         options?: never;
@@ -321,6 +407,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show a version
+         * @description Show a version.
+         */
         get: operations["versions_retrieve"];
         put?: never;
         post?: never;
@@ -339,6 +429,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Make a version the default
+         * @description What the model's own name stands for from now on.
+         */
         post: operations["versions_make_default"];
         delete?: never;
         options?: never;
@@ -354,6 +448,10 @@ export interface paths {
             cookie?: never;
         };
         get?: never;
+        /**
+         * Set a version's price
+         * @description Of a million tokens, for requests admitted from now on. Records keep the price of their time.
+         */
         put: operations["versions_set_price"];
         post?: never;
         delete?: never;
@@ -371,6 +469,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Retire a version
+         * @description Its replicas finish what runs and leave. No request is sent to it any more; its records stay.
+         */
         post: operations["versions_retire"];
         delete?: never;
         options?: never;
@@ -387,6 +489,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Change how many replicas a version has
+         * @description Between the two the autoscaler decides by load; a minimum of 0 lets it leave when idle.
+         */
         post: operations["versions_scale"];
         delete?: never;
         options?: never;
@@ -401,6 +507,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the nodes
+         * @description With their devices and replicas.
+         */
         get: operations["nodes_list"];
         put?: never;
         post?: never;
@@ -417,9 +527,17 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show a node
+         * @description Show a node.
+         */
         get: operations["nodes_retrieve"];
         put?: never;
         post?: never;
+        /**
+         * Remove a node
+         * @description One that is not ready; an agent that reports again joins anew.
+         */
         delete: operations["nodes_remove"];
         options?: never;
         head?: never;
@@ -435,6 +553,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Drain a node
+         * @description What runs is finished, its replicas are placed elsewhere, and it gets no new work.
+         */
         post: operations["nodes_drain"];
         delete?: never;
         options?: never;
@@ -451,6 +573,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Let a drained node take work again
+         * @description Let a drained node take work again.
+         */
         post: operations["nodes_undrain"];
         delete?: never;
         options?: never;
@@ -465,6 +591,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the replicas
+         * @description Where each is, whether it is wanted, acknowledged and observed, and what it measured.
+         */
         get: operations["placements_list"];
         put?: never;
         post?: never;
@@ -481,6 +611,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Explain why a replica is where it is
+         * @description The decision that placed it, with every device that was possible and its score.
+         */
         get: operations["placements_explain"];
         put?: never;
         post?: never;
@@ -497,6 +631,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Propose moves that free whole devices
+         * @description A plan only: nothing is moved. `max_moves` bounds it.
+         */
         get: operations["placements_repack"];
         put?: never;
         post?: never;
@@ -513,6 +651,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Try another fleet or load
+         * @description The product's own planner on a fork of the log: lose or add nodes, other numbers of replicas, a multiple of the load. Nothing is changed.
+         */
         get: operations["placements_what_if"];
         put?: never;
         post?: never;
@@ -529,6 +671,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the loads ahead
+         * @description Whether a request came for each, or none did.
+         */
         get: operations["preloads_list"];
         put?: never;
         post?: never;
@@ -545,6 +691,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Sum up the loads ahead by version
+         * @description Sum up the loads ahead by version.
+         */
         get: operations["preloads_totals"];
         put?: never;
         post?: never;
@@ -561,6 +711,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the inference requests
+         * @description Newest first, those that run included. A request is here before its answer is complete.
+         */
         get: operations["requests_list"];
         put?: never;
         post?: never;
@@ -577,6 +731,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show a request
+         * @description Show a request.
+         */
         get: operations["requests_retrieve"];
         put?: never;
         post?: never;
@@ -593,6 +751,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List a request's attempts
+         * @description Each try on each replica, the lost ones included.
+         */
         get: operations["attempts_list"];
         put?: never;
         post?: never;
@@ -609,6 +771,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Explain why a request went where it went
+         * @description Every candidate with the terms of its cost, and the rule that lost each of the others. Kept of a sampled share, and of all that failed over or found no replica.
+         */
         get: operations["requests_dispatch"];
         put?: never;
         post?: never;
@@ -625,7 +791,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** @description Each reading is on record before the text is given. */
+        /**
+         * Read a request's captured text
+         * @description Needs the scope `text:read`. Each reading is on record before the text is given.
+         */
         get: operations["requests_text"];
         put?: never;
         post?: never;
@@ -642,6 +811,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List how long what is kept
+         * @description List how long what is kept.
+         */
         get: operations["retention_list"];
         put?: never;
         post?: never;
@@ -658,7 +831,15 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show how long one kind is kept
+         * @description Show how long one kind is kept.
+         */
         get: operations["retention_retrieve"];
+        /**
+         * Change how long one kind is kept
+         * @description Requests leave for a verified archive; captured text is deleted.
+         */
         put: operations["retention_set"];
         post?: never;
         delete?: never;
@@ -674,8 +855,18 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the routes
+         * @description List the routes.
+         */
         get: operations["routes_list"];
         put?: never;
+        /**
+         * Create a route
+         * @description A name that splits its requests between versions by weight: an A/B test, a canary.
+         *
+         *     **Sticky by default:** the same user gets the same arm for as long as the weights hold, and a change of weights moves only the share that it must. The user is the request's `user` field, else its API key; so one client that names no users always sees one arm. With `sticky` false each request draws anew.
+         */
         post: operations["routes_create"];
         delete?: never;
         options?: never;
@@ -690,9 +881,21 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show a route
+         * @description Show a route.
+         */
         get: operations["routes_retrieve"];
+        /**
+         * Change a route's arms
+         * @description All arms are replaced. Where the route is sticky, only the users whose share has moved see another arm. Leaving `sticky` out makes it sticky.
+         */
         put: operations["routes_change"];
         post?: never;
+        /**
+         * Delete a route
+         * @description Its name is then unknown to clients.
+         */
         delete: operations["routes_delete"];
         options?: never;
         head?: never;
@@ -706,12 +909,20 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show the weights that choose replicas
+         * @description With the defaults. Of the replicas that can take a request, the one of least `alpha * latency + beta * utilization + gamma * loading` gets it.
+         */
         get: operations["routing_weights_retrieve"];
         put?: never;
         post?: never;
         delete?: never;
         options?: never;
         head?: never;
+        /**
+         * Change the weights that choose replicas
+         * @description Only what is said changes. In effect on every gateway at once; requests in flight stay where they are.
+         */
         patch: operations["routing_weights_change"];
         trace?: never;
     };
@@ -722,6 +933,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List what was scaled
+         * @description With the readings that each change was made from.
+         */
         get: operations["scalings_list"];
         put?: never;
         post?: never;
@@ -738,12 +953,21 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** @description Open on purpose: whoever logs in is nobody yet. */
+        /**
+         * Show who is logged in
+         * @description Show who is logged in.
+         */
         get: operations["session_retrieve"];
         put?: never;
-        /** @description Open on purpose: whoever logs in is nobody yet. */
+        /**
+         * Log in
+         * @description Sets the session cookie. Open to everybody; after five failures a name has to wait.
+         */
         post: operations["session_create"];
-        /** @description Open on purpose: whoever logs in is nobody yet. */
+        /**
+         * Log out
+         * @description Log out.
+         */
         delete: operations["session_delete"];
         options?: never;
         head?: never;
@@ -757,7 +981,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** @description Open on purpose: the login page shows them to whoever is nobody yet. */
+        /**
+         * List the other ways to log in
+         * @description Open to everybody: the login page shows them.
+         */
         get: operations["session_methods"];
         put?: never;
         post?: never;
@@ -774,6 +1001,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show the state of the installation
+         * @description Log head, lag, leader, gateway, version.
+         */
         get: operations["status_retrieve"];
         put?: never;
         post?: never;
@@ -790,8 +1021,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List the tenants
+         * @description List the tenants.
+         */
         get: operations["tenants_list"];
         put?: never;
+        /**
+         * Create a tenant
+         * @description Its name is its id from then on. The tier sets its limits.
+         */
         post: operations["tenants_create"];
         delete?: never;
         options?: never;
@@ -806,12 +1045,24 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show a tenant
+         * @description Show a tenant.
+         */
         get: operations["tenants_retrieve"];
         put?: never;
         post?: never;
+        /**
+         * Delete a tenant
+         * @description Refused while it has live keys. Its records stay.
+         */
         delete: operations["tenants_delete"];
         options?: never;
         head?: never;
+        /**
+         * Change a tenant's tier
+         * @description Change a tenant's tier.
+         */
         patch: operations["tenants_change"];
         trace?: never;
     };
@@ -822,6 +1073,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List a tenant's budgets
+         * @description With what is spent, reserved and left of each.
+         */
         get: operations["budgets_list"];
         put?: never;
         post?: never;
@@ -838,12 +1093,21 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** @description A change is in effect on every gateway once the answer is there. */
+        /**
+         * Show a budget
+         * @description Show a budget.
+         */
         get: operations["budgets_retrieve"];
-        /** @description A change is in effect on every gateway once the answer is there. */
+        /**
+         * Set a budget
+         * @description Makes it, or replaces it whole. A request must fit all budgets that are about it: the most it may use is reserved first, and what it did not use is given back. In effect on every gateway once the answer is there.
+         */
         put: operations["budgets_set"];
         post?: never;
-        /** @description A change is in effect on every gateway once the answer is there. */
+        /**
+         * Remove a budget
+         * @description Remove a budget.
+         */
         delete: operations["budgets_remove"];
         options?: never;
         head?: never;
@@ -859,6 +1123,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Start a budget's period anew
+         * @description What was spent so far no longer counts.
+         */
         post: operations["budgets_reset"];
         delete?: never;
         options?: never;
@@ -874,6 +1142,10 @@ export interface paths {
             cookie?: never;
         };
         get?: never;
+        /**
+         * Keep a tenant's prompts and answers, or stop
+         * @description Off unless the tenant opted in. What is kept is encrypted with a key of this tenant.
+         */
         put: operations["tenants_capture"];
         post?: never;
         delete?: never;
@@ -891,7 +1163,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** @description The key is destroyed when the answer is there. */
+        /**
+         * Erase a tenant's captured text
+         * @description The key is destroyed when the answer is there; nothing brings the text back.
+         */
         post: operations["tenants_erase_text"];
         delete?: never;
         options?: never;
@@ -906,8 +1181,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * List a tenant's keys
+         * @description Without their secrets.
+         */
         get: operations["keys_list"];
         put?: never;
+        /**
+         * Create a key
+         * @description The answer shows the `secret` this once; it is stored as a hash. Its scopes say what it is for: `inference` (the default) to use models, `admin:read` and `admin:write` for this API within its role, `text:read` for captured text.
+         */
         post: operations["keys_issue"];
         delete?: never;
         options?: never;
@@ -925,6 +1208,10 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
+        /**
+         * Revoke a key
+         * @description For good, on every process within a second.
+         */
         delete: operations["keys_revoke"];
         options?: never;
         head?: never;
@@ -940,6 +1227,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Resume a suspended key
+         * @description Resume a suspended key.
+         */
         post: operations["keys_resume"];
         delete?: never;
         options?: never;
@@ -956,6 +1247,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Make a new secret
+         * @description The old one stays good until `previous_valid_until`.
+         */
         post: operations["keys_rotate"];
         delete?: never;
         options?: never;
@@ -972,6 +1267,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Suspend a key
+         * @description Suspend a key.
+         */
         post: operations["keys_suspend"];
         delete?: never;
         options?: never;
@@ -988,6 +1287,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Resume a suspended tenant
+         * @description Resume a suspended tenant.
+         */
         post: operations["tenants_resume"];
         delete?: never;
         options?: never;
@@ -1004,6 +1307,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Suspend a tenant
+         * @description Its keys and tokens are refused everywhere within a second.
+         */
         post: operations["tenants_suspend"];
         delete?: never;
         options?: never;
@@ -1020,6 +1327,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
+        /**
+         * Get a ticket for the gateway
+         * @description A short-lived token to use models as this tenant, for browsers: the playground has one.
+         */
         post: operations["tickets_create"];
         delete?: never;
         options?: never;
@@ -1034,6 +1345,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Sum up usage
+         * @description Grouped as asked, up to the position it names; exact, from the ledger's records.
+         */
         get: operations["usage_list"];
         put?: never;
         post?: never;
@@ -1050,6 +1365,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show the last check of the totals
+         * @description Every total, recounted from its records, as often as the controller does it.
+         */
         get: operations["usage_check"];
         put?: never;
         post?: never;
@@ -1066,8 +1385,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /**
+         * Show the last verification
+         * @description Show the last verification.
+         */
         get: operations["verification_retrieve"];
         put?: never;
+        /**
+         * Verify the logs now
+         * @description Both logs, from their records. The answer comes at once, the result with a later read.
+         */
         post: operations["verification_start"];
         delete?: never;
         options?: never;
@@ -1092,7 +1419,7 @@ export interface components {
             public: boolean;
             tenants?: string[];
             /** @description Of the callers; none means any role. */
-            roles?: string[];
+            roles?: components["schemas"]["RoleEnum"][];
         };
         Alias: {
             alias: string;
@@ -1247,15 +1574,15 @@ export interface components {
             /** @description Kept in the audit. */
             reason?: string;
             /** @default tenant */
-            scope: string;
+            scope: components["schemas"]["ScopeEnum"];
             /** @default  */
             target: string;
             /** @default tokens */
-            unit: string;
+            unit: components["schemas"]["UnitEnum"];
             /** @description Tokens like "1000000", or money like "12.50". */
             limit: string;
             /** @default month */
-            period: string;
+            period: components["schemas"]["PeriodEnum"];
         };
         BudgetPage: {
             next: string | null;
@@ -1347,7 +1674,7 @@ export interface components {
             affinity?: string[];
             anti_affinity?: string[];
             /** @default shared */
-            isolation: string;
+            isolation: components["schemas"]["IsolationEnum"];
         };
         /** @description A request body: an object with known fields only. */
         ColocationRequest: {
@@ -1355,7 +1682,7 @@ export interface components {
             affinity?: string[];
             anti_affinity?: string[];
             /** @default shared */
-            isolation: string;
+            isolation: components["schemas"]["IsolationEnum"];
         };
         Command: {
             type: string;
@@ -1639,6 +1966,12 @@ export interface components {
             /** @description Swappable replicas that work without a pause. */
             steady: unknown;
         };
+        /**
+         * @description * `shared` - shared
+         *     * `dedicated` - dedicated
+         * @enum {string}
+         */
+        IsolationEnum: "shared" | "dedicated";
         /** @description ``secret`` is shown this once; a replay by Idempotency-Key says null. */
         IssuedKey: {
             id: string;
@@ -1692,7 +2025,8 @@ export interface components {
             name: string;
             /** @default developer */
             role: components["schemas"]["RoleEnum"];
-            scopes?: string[];
+            /** @description What it is for; default: inference. */
+            scopes?: components["schemas"]["ScopesEnum"][];
             /** @description Names the key may ask for; none means all. */
             models?: string[];
             /** Format: double */
@@ -1721,6 +2055,13 @@ export interface components {
         LastCheck: {
             last: components["schemas"]["UsageCheck"] | null;
         };
+        /**
+         * @description * `realtime` - realtime
+         *     * `standard` - standard
+         *     * `batch` - batch
+         * @enum {string}
+         */
+        LatencyClassEnum: "realtime" | "standard" | "batch";
         /**
          * @description * `events` - events
          *     * `requests` - requests
@@ -1825,7 +2166,7 @@ export interface components {
             host_memory: number;
         };
         /** @description What a replica needs beside memory on its devices. */
-        NeedsRequest: {
+        NeedsOrderRequest: {
             /** @description Words of a device's name, or its kind; any will do. */
             gpu_classes?: string[];
             /**
@@ -1839,10 +2180,10 @@ export interface components {
              */
             cpu_milli: number;
             /**
-             * @description Bytes of its node.
+             * @description Of its node: bytes, or like "4GiB".
              * @default 0
              */
-            host_memory: number;
+            host_memory: number | string;
         };
         Node: {
             node_id: string;
@@ -2127,7 +2468,7 @@ export interface components {
             acked: boolean;
             /** @description As the node last reported. */
             observed: string | null;
-            state: string;
+            state: components["schemas"]["ReplicaStateEnum"];
             /**
              * Format: double
              * @description Of the state.
@@ -2178,6 +2519,19 @@ export interface components {
             results: components["schemas"]["Replica"][];
             count: number;
         };
+        /**
+         * @description * `assigned` - assigned
+         *     * `accepted` - accepted
+         *     * `pending` - pending
+         *     * `downloading` - downloading
+         *     * `loading` - loading
+         *     * `ready` - ready
+         *     * `stopping` - stopping
+         *     * `failed` - failed
+         *     * `lost` - lost
+         * @enum {string}
+         */
+        ReplicaStateEnum: "assigned" | "accepted" | "pending" | "downloading" | "loading" | "ready" | "stopping" | "failed" | "lost";
         /** @description One inference request: what was asked, and how it ended (null while it runs). */
         Request: {
             request_id: string;
@@ -2195,7 +2549,7 @@ export interface components {
             route: string;
             arm: string;
             version_id: string;
-            latency_class: string;
+            latency_class: components["schemas"]["LatencyClassEnum"];
             node_id: string | null;
             replica_id: string | null;
             num_prompt_tokens: number;
@@ -2316,6 +2670,7 @@ export interface components {
         Route: {
             name: string;
             arms: components["schemas"]["Arm"][];
+            /** @description The same user gets the same arm for as long as the weights hold. A user is the request's user field, else its API key. False: each request draws anew. */
             sticky: boolean;
             /** Format: double */
             created_at: number;
@@ -2327,7 +2682,10 @@ export interface components {
             /** @description Kept in the audit. */
             reason?: string;
             arms: components["schemas"]["ArmRequest"][];
-            /** @default true */
+            /**
+             * @description The same user gets the same arm for as long as the weights hold. A user is the request's user field, else its API key. False: each request draws anew.
+             * @default true
+             */
             sticky: boolean;
         };
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
@@ -2335,7 +2693,10 @@ export interface components {
             /** @description Kept in the audit. */
             reason?: string;
             arms: components["schemas"]["ArmRequest"][];
-            /** @default true */
+            /**
+             * @description The same user gets the same arm for as long as the weights hold. A user is the request's user field, else its API key. False: each request draws anew.
+             * @default true
+             */
             sticky: boolean;
             name: string;
         };
@@ -2517,7 +2878,7 @@ export interface components {
         };
         Session: {
             username: string;
-            role: string;
+            role: components["schemas"]["RoleEnum"];
             /** @description Empty: the whole fleet. */
             tenant_id: string;
             csrf_token: string;
@@ -2603,7 +2964,7 @@ export interface components {
         TenantChangeRequest: {
             /** @description Kept in the audit. */
             reason?: string;
-            tier: string;
+            tier: components["schemas"]["TenantTierEnum"];
         };
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         TenantOrderRequest: {
@@ -2611,7 +2972,7 @@ export interface components {
             reason?: string;
             name: string;
             /** @default standard */
-            tier: string;
+            tier: components["schemas"]["TenantTierEnum"];
         };
         TenantPage: {
             next: string | null;
@@ -2810,35 +3171,52 @@ export interface components {
             /** @description Kept in the audit. */
             reason?: string;
             version: string;
+            /** @description hf://org/name@revision, s3://bucket/prefix, file:///folder, pypi://package==version. */
             source: string;
             format?: string;
             sha256?: string;
-            /** @description Bytes: weights, KV cache, swap space and workspace. */
-            gpu_memory: number;
+            /** @description Weights, KV cache, swap space and workspace: bytes, or like "1.5GiB". */
+            gpu_memory: number | string;
             tensor_parallel?: number;
             max_batch?: number;
             max_prompt_tokens?: number;
             max_output_tokens?: number;
-            quantization?: string;
-            kv_cache_dtype?: string;
-            priority?: string;
+            quantization?: components["schemas"]["QuantizationEnum"];
+            kv_cache_dtype?: components["schemas"]["KvCacheDtypeEnum"];
+            priority?: components["schemas"]["PriorityEnum"];
             min_replicas?: number;
             max_replicas?: number;
-            policy?: string;
+            policy?: components["schemas"]["PolicyEnum"];
             colocation?: components["schemas"]["ColocationRequest"];
             draft_model?: string;
-            speculation?: string;
-            swap_bytes?: number | null;
-            disaggregation?: string;
+            speculation?: components["schemas"]["SpeculationEnum"];
+            /** @description Of the memory, for preempted requests; null: the node chooses. */
+            swap_bytes?: number | string | null;
+            disaggregation?: components["schemas"]["DisaggregationEnum"];
             /** @description Of a shared device's time; for priority high alone. */
             guaranteed_percent?: number;
-            needs?: components["schemas"]["NeedsRequest"];
-            /** @description resident, or swappable below priority high. */
-            residency?: string;
-            /** @description builtin, or vllm on nodes that have it. */
-            engine?: string;
-            /** @description generate, or embed. */
-            task?: string;
+            needs?: components["schemas"]["NeedsOrderRequest"];
+            /**
+             * @description swappable: below priority high.
+             *
+             *     * `resident` - resident
+             *     * `swappable` - swappable
+             */
+            residency?: components["schemas"]["ResidencyEnum"];
+            /**
+             * @description vllm: on nodes that have it.
+             *
+             *     * `builtin` - builtin
+             *     * `vllm` - vllm
+             */
+            engine?: components["schemas"]["EngineEnum"];
+            /**
+             * @description What it serves: text, or embeddings.
+             *
+             *     * `generate` - generate
+             *     * `embed` - embed
+             */
+            task?: components["schemas"]["TaskEnum"];
             /** @description Texts to embed in one request, up to 2048. */
             max_inputs?: number;
         };
@@ -4223,7 +4601,18 @@ export interface operations {
                 model?: string;
                 node?: string;
                 offset?: number;
-                state?: string;
+                /**
+                 * @description * `assigned` - assigned
+                 *     * `accepted` - accepted
+                 *     * `pending` - pending
+                 *     * `downloading` - downloading
+                 *     * `loading` - loading
+                 *     * `ready` - ready
+                 *     * `stopping` - stopping
+                 *     * `failed` - failed
+                 *     * `lost` - lost
+                 */
+                state?: "assigned" | "accepted" | "pending" | "downloading" | "loading" | "ready" | "stopping" | "failed" | "lost";
                 version_id?: string;
             };
             header?: never;

@@ -49,11 +49,23 @@ export type Resource =
   | "node"
   | "ticket"
   | "text"
+  | "routing"
   | "verification";
 
 const WRITES: Record<string, Resource[]> = {
-  admin: ["tenant", "key", "budget", "model", "route", "node", "ticket", "text", "verification"],
-  operator: ["model", "route", "node", "ticket", "verification"],
+  admin: [
+    "tenant",
+    "key",
+    "budget",
+    "model",
+    "route",
+    "node",
+    "ticket",
+    "text",
+    "routing",
+    "verification",
+  ],
+  operator: ["model", "route", "node", "ticket", "routing", "verification"],
   developer: ["key", "ticket"],
 };
 

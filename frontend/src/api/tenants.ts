@@ -2,7 +2,7 @@ import { queryOptions } from "@tanstack/react-query";
 import { asOfQuery } from "./asOf";
 import { body, client, idempotencyKey, ifMatch, tagged } from "./client";
 import { allRows } from "./pages";
-import type { BudgetRule, NewKey } from "./types";
+import type { BudgetRule, NewKey, Tier } from "./types";
 
 export const tenantsQuery = queryOptions({
   queryKey: ["tenants"],
@@ -51,11 +51,11 @@ export function keysQuery(tenant_id: string) {
   });
 }
 
-export function createTenant(name: string, tier: string) {
+export function createTenant(name: string, tier: Tier) {
   return body(client.POST("/api/v1/tenants/", { body: { name, tier }, headers: idempotencyKey() }));
 }
 
-export function changeTier(tenant_id: string, tier: string, etag: string) {
+export function changeTier(tenant_id: string, tier: Tier, etag: string) {
   return body(
     client.PATCH("/api/v1/tenants/{tenant_id}/", {
       params: { path: { tenant_id } },

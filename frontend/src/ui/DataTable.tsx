@@ -17,6 +17,8 @@ interface DataTableProps<T> {
   rowKey: (row: T) => string;
   /** A convenience for the pointer; the row's own link or button serves the keyboard. */
   onRowClick?: (row: T) => void;
+  /** The row that stands out, such as the one that was chosen. */
+  isMarked?: (row: T) => boolean;
 }
 
 /** A plain table. `rows` undefined means still loading. */
@@ -44,12 +46,13 @@ function cellClass<T>(column: Column<T>): string {
   return [column.right && classes.right, column.minor && classes.minor].filter(Boolean).join(" ");
 }
 
-function renderRow<T>({ columns, rowKey, onRowClick }: DataTableProps<T>, row: T) {
+function renderRow<T>({ columns, rowKey, onRowClick, isMarked }: DataTableProps<T>, row: T) {
   const click = onRowClick && ((event: MouseEvent) => isPlain(event) && onRowClick(row));
   return (
     <tr
       key={rowKey(row)}
       className={`${classes.row} ${click ? classes.clickable : ""}`}
+      aria-current={isMarked?.(row) || undefined}
       onClick={click}
     >
       {columns.map((column) => (

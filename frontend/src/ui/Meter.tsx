@@ -20,6 +20,9 @@ export interface Segment {
   faded?: boolean;
 }
 
+/** How a segment without a colour is drawn, for legends. */
+export const hatched = classes.foreign ?? "";
+
 /** Parts of a whole side by side; what is left is free. */
 export function StackBar(props: { label: string; total: number; segments: Segment[] }) {
   const { label, total, segments } = props;
@@ -38,6 +41,6 @@ export function StackBar(props: { label: string; total: number; segments: Segmen
 }
 
 function segmentClass(segment: Segment): string {
-  const kind = segment.color ? "" : classes.foreign;
+  const kind = segment.color ? "" : hatched;
   return `${classes.segment} ${kind} ${segment.faded ? classes.faded : ""}`;
 }

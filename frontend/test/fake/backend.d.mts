@@ -23,5 +23,6 @@ export class FakeBackend {
   methods: { name: string; url: string }[];
   calls: FakeCall[];
   handle(call: FakeCall): FakeAnswer;
+  weigh(order: Pick<FakeCall, "query" | "headers" | "body">): FakeAnswer;
   append(stream: string, type: string, data: object, actor: string): Row;
 }

@@ -18,7 +18,7 @@ class Refusal extends Error {
 
 export class FakeBackend {
   constructor({ gatewayUrl = "http://gateway.test", state = newState() } = {}) {
-    this.state = state;
+    this.state = { weights: { ...WEIGHTS, beta: 2 }, ...state };
     this.gatewayUrl = gatewayUrl;
     this.user = null;
     this.role = "admin";
@@ -119,7 +119,10 @@ export class FakeBackend {
     if (kind === "requests" && sub === "dispatch") return ok(dispatchOf(found()));
     if (kind === "requests" && id) return ok(found());
     if (kind === "usage" && id === "check") return ok({ last: CHECK });
-    if (kind === "routing") return ok({ weights: { ...WEIGHTS, beta: 2 }, defaults: WEIGHTS });
+    if (kind === "routing") {
+      const etag = { ETag: `"${this.versionOf("routing", "weights")}"` };
+      return ok({ weights: this.state.weights, defaults: WEIGHTS }, etag);
+    }
     if (kind === "retention") return ok({ next: null, previous: null, results: RETENTION });
     if (kind === "usage") return ok(usageOf(query));
     if (kind === "requests") return this.page(this.requests(query), query, "after");
@@ -227,6 +230,7 @@ export class FakeBackend {
     if (kind === "events") return this.undo(Number(id), request);
     if (kind === "tickets") return ok(this.ticket(), {}, 201);
     if (kind === "verification") return ok(this.verify(), {}, 202);
+    if (kind === "routing") return this.weigh(request);
     if (!id) return this.create(kind, request);
     const expected = request.headers["if-match"];
     const actual = this.versionOf(kind, id);
@@ -235,6 +239,29 @@ export class FakeBackend {
     }
     const [type, extra] = this.change(parts, request);
     return this.appended(kind, id, type, request.body ?? {}, extra);
+  }
+
+  /** As the server does: a dry run says the event and changes nothing; omega sums to 1. */
+  weigh({ query, headers, body }) {
+    const { reason = "", ...changes } = body;
+    const version = this.versionOf("routing", "weights");
+    if (headers["if-match"] && headers["if-match"] !== `"${version}"`) {
+      throw new Refusal(412, "version_conflict", `weights is at version ${version}.`);
+    }
+    const before = this.state.weights;
+    const after = { ...before, ...changes };
+    if (Math.abs(after.omega.reduce((sum, one) => sum + one, 0) - 1) > 1e-9) {
+      throw new Refusal(400, "invalid_weight", "omega sums to 1.");
+    }
+    const dry_run = query.dry_run === "true";
+    const data = { before, after, reason };
+    const receipt = { id: "weights", version: version + 1, changed: true, dry_run };
+    const plan = { ...receipt, events: [{ type: "RoutingWeightsSet", data }] };
+    if (dry_run) return ok(plan);
+    this.state.weights = after;
+    this.state.versions["routing/weights"] = version + 1;
+    this.append("routing-weights", "RoutingWeightsSet", data, `user:${this.user}`);
+    return ok(plan, this.at());
   }
 
   /** At once, and with what a test has put there as `found`. */

@@ -16,6 +16,7 @@ from controlplane.entrypoints.rest.fields import (
 from controlplane.entrypoints.rest.serializers.common import ReceiptSerializer, as_of_field
 
 AUDIT_OUTCOMES = ("done", "refused")
+LATENCY_CLASSES = ("realtime", "standard", "batch")
 OUTCOMES = ("running", "ok", "cancelled", "error", "timeout", "unknown")
 
 
@@ -117,7 +118,7 @@ class RequestSerializer(serializers.Serializer[Any]):
     route = serializers.CharField()
     arm = serializers.CharField()
     version_id = serializers.CharField()
-    latency_class = serializers.CharField()
+    latency_class = serializers.ChoiceField(LATENCY_CLASSES)
     node_id = serializers.CharField(allow_null=True)
     replica_id = serializers.CharField(allow_null=True)
     num_prompt_tokens = serializers.IntegerField()

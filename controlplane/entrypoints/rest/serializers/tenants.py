@@ -12,6 +12,8 @@ from controlplane.entrypoints.rest.fields import (
     Body,
     Boolean,
     Choice,
+    Known,
+    KnownTexts,
     Number,
     Order,
     Text,
@@ -56,11 +58,11 @@ class TenantSerializer(serializers.Serializer[Any]):
 
 class TenantOrder(Order):
     name = Text()
-    tier = Text(required=False, default="standard")
+    tier = Known(TIERS, required=False, default="standard")
 
 
 class TenantChange(Order):
-    tier = Text()
+    tier = Known(TIERS)
 
 
 class CaptureOrder(Order):
@@ -97,11 +99,11 @@ class TenantQuery(ListQuery):
 class BudgetOrder(Order):
     """What is left out means: of the whole tenant, in tokens, each month."""
 
-    scope = Text(required=False, default="tenant")
+    scope = Known(SCOPES_OF_BUDGETS, required=False, default="tenant")
     target = Text(required=False, default="", allow_blank=True, max_length=255)
-    unit = Text(required=False, default="tokens")
+    unit = Known(UNITS, required=False, default="tokens")
     limit = Text(max_length=40, help_text='Tokens like "1000000", or money like "12.50".')
-    period = Text(required=False, default="month")
+    period = Known(PERIODS, required=False, default="month")
 
 
 class BudgetQuery(ListQuery):
@@ -140,7 +142,7 @@ class KeySerializer(serializers.Serializer[Any]):
 class KeyOrder(Order):
     name = Text(max_length=200)
     role = Choice(ROLES, required=False, default="developer")
-    scopes = Texts(required=False)
+    scopes = KnownTexts(ALL_SCOPES, required=False, help_text="What it is for; default: inference.")
     models = Texts(required=False, help_text="Names the key may ask for; none means all.")
     expires_at = Number(required=False, allow_null=True)
 
@@ -180,7 +182,7 @@ class LoginOrder(Order):
 
 class SessionSerializer(serializers.Serializer[Any]):
     username = serializers.CharField()
-    role = serializers.CharField()
+    role = serializers.ChoiceField(ROLES)
     tenant_id = serializers.CharField(allow_blank=True, help_text="Empty: the whole fleet.")
     csrf_token = serializers.CharField()
 

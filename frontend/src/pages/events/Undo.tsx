@@ -21,6 +21,7 @@ const CATEGORIES: Record<string, Resource> = {
   model: "model",
   route: "route",
   node: "node",
+  routing: "routing",
 };
 
 /** What somebody ordered can be taken back; what nodes report and planners decide cannot. */

@@ -1,8 +1,8 @@
 import { useAsOf } from "@/api/asOf";
 import type { DeviceLoad } from "@/api/liveMessages";
 import type { Device, Replica } from "@/api/types";
-import { bytes, percent } from "@/ui/format";
-import { Meter, type Segment, StackBar } from "@/ui/Meter";
+import { bytes, percent, plural } from "@/ui/format";
+import { hatched, Meter, type Segment, StackBar } from "@/ui/Meter";
 import { Status } from "@/ui/Status";
 import { Stuck } from "@/ui/Stuck";
 import { Tier } from "@/ui/Tier";
@@ -49,7 +49,7 @@ export function DeviceTile(props: DeviceTileProps) {
         </span>
       </div>
       <StackBar
-        label={`Memory: ${bytes(held)} of ${bytes(total)} held by ${replicas.length} replicas`}
+        label={`Memory: ${bytes(held)} of ${bytes(total)} held by ${plural(replicas.length, "replica")}`}
         total={total}
         segments={segmentsOf({ ...props, replicas })}
       />
@@ -76,8 +76,10 @@ function Load({ load }: { load: DeviceLoad | undefined }) {
   );
 }
 
-function ReplicaList({ replicas, colors }: DeviceTileProps) {
-  if (replicas.length === 0) return <span className={classes.soft}>empty</span>;
+/** It is the legend of the memory bar too: a row for each colour, and one for what is hatched. */
+function ReplicaList({ replicas, colors, load }: DeviceTileProps) {
+  const foreign = load?.foreign_bytes ?? 0;
+  if (replicas.length === 0 && foreign === 0) return <span className={classes.soft}>empty</span>;
   return (
     <ul className={classes.replicas}>
       {replicas.map((replica) => (
@@ -98,6 +100,13 @@ function ReplicaList({ replicas, colors }: DeviceTileProps) {
           <Stuck of={replica} />
         </li>
       ))}
+      {foreign > 0 && (
+        <li title="Memory of programs that are not this product's; models are placed around it.">
+          <span className={`${classes.swatch} ${classes.hatchedSwatch} ${hatched}`} aria-hidden />
+          <span className={classes.replicaName}>other processes</span>
+          <span className={classes.soft}>{bytes(foreign)}</span>
+        </li>
+      )}
     </ul>
   );
 }

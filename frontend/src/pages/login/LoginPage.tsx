@@ -14,6 +14,15 @@ export function safeNext(next: string | undefined): string {
   return next?.startsWith("/") && !next.startsWith("//") && !next.includes("\\") ? next : "/fleet";
 }
 
+/** The API reference is a page of the server's, which the router does not know. */
+export function follow(next: string | undefined, push: Go, load: Go): void {
+  const path = safeNext(next);
+  if (path.startsWith("/api/")) load(path);
+  else push(path);
+}
+
+type Go = (path: string) => void;
+
 function useLogIn(username: string, password: string) {
   const { next } = route.useSearch();
   const queries = useQueryClient();
@@ -23,7 +32,11 @@ function useLogIn(username: string, password: string) {
     onSuccess: (session) => {
       queries.clear();
       queries.setQueryData(["session"], session);
-      router.history.push(safeNext(next));
+      follow(
+        next,
+        (path) => router.history.push(path),
+        (path) => window.location.assign(path),
+      );
     },
   });
 }

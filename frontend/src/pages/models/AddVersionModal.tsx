@@ -1,12 +1,23 @@
 import { NumberInput, Select, SimpleGrid, TextInput } from "@mantine/core";
 import { useState } from "react";
 import { addVersion } from "@/api/models";
-import type { Model } from "@/api/types";
+import type { Model, NewVersion } from "@/api/types";
 import { FormModal } from "@/ui/FormModal";
 
 const GIB = 2 ** 30;
 
-const FIRST = {
+/** What the form asks for; memory is a number of bytes there, never a text. */
+type Spec = Required<Omit<NewVersion, "gpu_memory" | Unasked>> & { gpu_memory: number };
+type Unasked =
+  | "reason"
+  | "format"
+  | "sha256"
+  | "tensor_parallel"
+  | "colocation"
+  | "needs"
+  | "swap_bytes";
+
+const FIRST: Spec = {
   version: "v1",
   source: "",
   task: "generate",
@@ -28,8 +39,6 @@ const FIRST = {
   min_replicas: 1,
   max_replicas: 1,
 };
-
-type Spec = typeof FIRST;
 
 /** What the newest version is, under the next name; its replicas start from one again. */
 function nextSpec({ versions }: Model): Spec {

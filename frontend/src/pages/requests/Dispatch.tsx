@@ -1,10 +1,10 @@
 import { useQuery } from "@tanstack/react-query";
 import { dispatchQuery } from "@/api/history";
-import type { Dispatch, DispatchCandidate, RequestDispatch } from "@/api/types";
+import type { Dispatch, DispatchCandidate, RejectedReplica, RequestDispatch } from "@/api/types";
 import { Async } from "@/ui/Async";
 import { type Column, DataTable } from "@/ui/DataTable";
 import { Empty } from "@/ui/Empty";
-import { integer, plural } from "@/ui/format";
+import { integer, plural, words } from "@/ui/format";
 import { Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
@@ -61,7 +61,6 @@ interface OneDispatchProps {
 
 function OneDispatch({ dispatch, alone, whole }: OneDispatchProps) {
   const { candidates, rejected } = dispatch;
-  const told = dispatch.sentences.slice(0, dispatch.why === "sampled" ? 1 : 2);
   return (
     <div className={classes.one}>
       {!alone && (
@@ -69,31 +68,16 @@ function OneDispatch({ dispatch, alone, whole }: OneDispatchProps) {
           Choice {dispatch.choice}, attempt {dispatch.attempt}
         </span>
       )}
-      {told.map((sentence) => (
-        <p key={sentence} className={classes.sentence}>
-          {sentence}
-        </p>
-      ))}
-      {candidates.length > 0 && (
+      <p className={classes.sentence}>{headline(dispatch)}</p>
+      {dispatch.why !== "sampled" && <span>{dispatch.sentences[0]}</span>}
+      {candidates.length > 0 && <Candidates dispatch={dispatch} />}
+      {rejected.length > 0 && (
         <DataTable
-          label={`Candidates of attempt ${dispatch.attempt}`}
-          columns={columns(candidates)}
-          rows={candidates.slice(0, MOST)}
+          label={`Ruled out of attempt ${dispatch.attempt}`}
+          columns={RULED_OUT}
+          rows={rejected}
           rowKey={(one) => one.replica_id}
         />
-      )}
-      {candidates.length > MOST && (
-        <span className={classes.soft}>{integer(candidates.length - MOST)} more cost more.</span>
-      )}
-      {rejected.length > 0 && (
-        <ul className={classes.rejections} aria-label="Ruled out">
-          {rejected.map((one) => (
-            <li key={one.replica_id}>
-              <span className="mono">{one.replica_id}</span> on {one.node_id}: {one.detail} (
-              {one.code})
-            </li>
-          ))}
-        </ul>
       )}
       {!whole && (
         <span className={classes.soft}>
@@ -106,7 +90,59 @@ function OneDispatch({ dispatch, alone, whole }: OneDispatchProps) {
   );
 }
 
-function columns(candidates: DispatchCandidate[]): Column<DispatchCandidate>[] {
+function headline({ replica_id, node_id, num_candidates, num_replicas }: Dispatch): string {
+  const of = plural(num_replicas, "replica");
+  if (num_candidates === 0) return `None of ${of} could take the request.`;
+  const chosen = `${replica_id} on ${node_id}`;
+  if (num_candidates === 1) return `${chosen} was the only one of ${of} that could take it.`;
+  return `${chosen} costs least of the ${num_candidates} that could take it, of ${of}.`;
+}
+
+function Candidates({ dispatch }: { dispatch: Dispatch }) {
+  const { candidates, attempt, weights, num_candidates } = dispatch;
+  const more = num_candidates - MOST;
+  return (
+    <>
+      <DataTable
+        label={`Candidates of attempt ${attempt}`}
+        columns={columns(dispatch)}
+        rows={candidates.slice(0, MOST)}
+        rowKey={(one) => one.replica_id}
+        isMarked={(one) => one === candidates[0]}
+      />
+      {candidates.length > MOST && (
+        <span className={classes.soft}>{integer(more)} more cost more.</span>
+      )}
+      <span className={classes.legend}>
+        Queue, prefill and decode are estimated seconds. Latency = α {weights.alpha} · (
+        {latencyOf(candidates)}), use = β {weights.beta} · utilisation, loading = γ {weights.gamma}{" "}
+        · seconds; cost is the sum of the three.
+      </span>
+    </>
+  );
+}
+
+/** In the words of the columns that are there. */
+function latencyOf(candidates: DispatchCandidate[]): string {
+  const sum = candidates.some(isHot) ? "their sum / heat" : "their sum";
+  return candidates.some(isFar) ? `${sum} + distance` : sum;
+}
+
+const isHot = ({ terms }: DispatchCandidate) => terms.thermal < 1;
+const isFar = ({ terms }: DispatchCandidate) => terms.distance_s > 0;
+
+function Replica({ one }: { one: { replica_id: string; node_id: string } }) {
+  return (
+    <span className={classes.replica}>
+      <span className="mono">{one.replica_id}</span>
+      <RouterAnchor to="/fleet" search={{ node: one.node_id }}>
+        {one.node_id}
+      </RouterAnchor>
+    </span>
+  );
+}
+
+function columns({ candidates, replicas }: Dispatch): Column<DispatchCandidate>[] {
   const [best] = candidates;
   const term = (title: string, name: keyof DispatchCandidate["terms"], minor = false) => ({
     title,
@@ -114,21 +150,14 @@ function columns(candidates: DispatchCandidate[]): Column<DispatchCandidate>[] {
     minor,
     cell: ({ terms }: DispatchCandidate) => terms[name].toFixed(3),
   });
-  const hot = candidates.some(({ terms }) => terms.thermal < 1);
-  const far = candidates.some(({ terms }) => terms.distance_s > 0);
+  const cached = new Map(replicas.map((one) => [one.replica_id, one.num_cached_tokens]));
+  const hot = candidates.some(isHot);
+  const far = candidates.some(isFar);
   const loads = candidates.some(({ terms }) => terms.loading > 0);
+  const hits = candidates.some(({ replica_id }) => cached.get(replica_id));
   return [
-    {
-      title: "Replica",
-      cell: (one) => (
-        <>
-          <span className="mono">{one.replica_id}</span>{" "}
-          <RouterAnchor to="/fleet" search={{ node: one.node_id }}>
-            {one.node_id}
-          </RouterAnchor>
-        </>
-      ),
-    },
+    { title: "Replica", cell: (one) => <Replica one={one} /> },
+    ...(hits ? [tokens("Cached", cached)] : []),
     term("Queue", "queue_s", true),
     term("Prefill", "prefill_s", true),
     term("Decode", "decode_s", true),
@@ -137,13 +166,53 @@ function columns(candidates: DispatchCandidate[]): Column<DispatchCandidate>[] {
     term("Latency", "latency"),
     term("Use", "utilization"),
     ...(loads ? [term("Loading", "loading")] : []),
-    { title: "Cost", right: true, cell: (one) => one.cost.toFixed(3) },
-    { title: "", cell: (one) => (one === best ? "chosen" : "") },
+    { title: "Cost", right: true, cell: (one) => <b>{one.cost.toFixed(3)}</b> },
+    { title: "Verdict", cell: (one) => <Verdict one={one} best={best} /> },
   ];
 }
 
+function tokens(title: string, counts: Map<string, number>): Column<DispatchCandidate> {
+  return {
+    title,
+    right: true,
+    minor: true,
+    cell: ({ replica_id }) => integer(counts.get(replica_id) ?? 0),
+  };
+}
+
+function Verdict(props: { one: DispatchCandidate; best: DispatchCandidate | undefined }) {
+  const { one, best } = props;
+  if (best === undefined || one === best) return <Status value="ready" label="Chosen" />;
+  const more = one.cost - best.cost;
+  if (more > 0) return <span className={classes.soft}>{more.toFixed(3)} dearer</span>;
+  const less = one.health < best.health ? "less healthy" : "later by name";
+  return <span className={classes.soft}>Same cost, {less}</span>;
+}
+
+const RULES: Record<string, string> = {
+  failed_before: "Failed this request before",
+  kv_too_small: "KV cache too small",
+  node_absent: "Its node is unknown",
+  node_draining: "Its node is draining",
+  node_lost: "Its node is lost",
+  node_suspect: "Its node is silent",
+  not_ready: "Not ready",
+  not_resident: "Would be loaded too late",
+  stale: "Not heard of lately",
+  too_hot: "Too hot",
+};
+
+const RULED_OUT: Column<RejectedReplica>[] = [
+  { title: "Ruled out", cell: (one) => <Replica one={one} /> },
+  {
+    title: "Rule",
+    cell: (one) => <Status value="refused" label={RULES[one.code] ?? words(one.code)} />,
+  },
+  { title: "Because", cell: (one) => one.detail },
+];
+
 function Provenance({ dispatch }: { dispatch: Dispatch }) {
-  const { weights, recomputed, position } = dispatch;
+  const { recomputed, position } = dispatch;
   const verdict = recomputed.equal
     ? (["ready", "equal", "chosen again from what it saw: the same, bit for bit"] as const)
     : recomputed.comparable
@@ -156,7 +225,7 @@ function Provenance({ dispatch }: { dispatch: Dispatch }) {
       <RouterAnchor to="/events" search={{ open: position }}>
         {integer(position)}
       </RouterAnchor>
-      ; weights α {weights.alpha}, β {weights.beta}, γ {weights.gamma}.
+      .
     </span>
   );
 }

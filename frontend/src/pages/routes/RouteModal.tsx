@@ -71,7 +71,7 @@ export function RouteModal({ opened, onClose, known }: RouteModalProps) {
       <ArmFields {...form} />
       <Switch
         label="Keep each user on one arm"
-        description="By the request's user field, else its API key: one client alone sees one arm."
+        description="On unless switched off: the same user gets the same arm for as long as the weights hold. A user is the request's user field, else its API key, so a single client without user fields sees one arm only. Off, each request draws anew."
         checked={sticky}
         onChange={(event) => setSticky(event.currentTarget.checked)}
       />

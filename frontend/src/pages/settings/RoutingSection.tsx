@@ -1,55 +1,89 @@
-import { Text } from "@mantine/core";
+import { Button, Group, Text } from "@mantine/core";
+import { IconPencil } from "@tabler/icons-react";
 import { useQuery } from "@tanstack/react-query";
-import { weightsQuery } from "@/api/routing";
-import type { RoutingWeights } from "@/api/types";
+import { useState } from "react";
+import { lastChangeQuery, weightsQuery } from "@/api/routing";
+import { useMayWrite } from "@/api/session";
+import type { LogEvent, RoutingWeights } from "@/api/types";
+import { UndoSection } from "@/pages/events/Undo";
 import { Async } from "@/ui/Async";
 import { Facts } from "@/ui/Facts";
 import { Section } from "@/ui/Page";
+import { RouterAnchor } from "@/ui/RouterAnchor";
+import { Time } from "@/ui/Time";
+import { WeightsModal } from "./WeightsModal";
+import { isSame, LABELS, shown } from "./weights";
 
-const MEANINGS: [keyof RoutingWeights, string][] = [
-  ["alpha", "α, per estimated second"],
-  ["beta", "β, at full utilisation"],
-  ["gamma", "γ, per second of loading"],
-  ["prefix", "Cached prefix believed"],
-  ["hop_s", "A level of distance"],
-  ["omega", "ω: idle, memory, cool, queue"],
-  ["t_safe", "Costs more from"],
-  ["t_max", "Ruled out from"],
-  ["stale_s", "Ruled out if not heard for"],
+const ORDER: (keyof RoutingWeights)[] = [
+  "alpha",
+  "beta",
+  "gamma",
+  "prefix",
+  "hop_s",
+  "omega",
+  "t_safe",
+  "t_max",
+  "stale_s",
 ];
-const UNITS: Partial<Record<keyof RoutingWeights, string>> = {
-  t_safe: " °C",
-  t_max: " °C",
-  hop_s: " s",
-  stale_s: " s",
-};
 
-/** By which weights gateways choose replicas, and where an operator has changed them. */
+/** By which weights gateways choose replicas, what differs from the defaults, and who changed it. */
 export function RoutingSection() {
   const routing = useQuery(weightsQuery);
-  const found = routing.data;
+  const last = useQuery(lastChangeQuery).data;
+  const writable = useMayWrite("routing");
+  const [opened, setOpened] = useState(false);
+  const found = routing.data?.value;
   return (
-    <Section title="Routing">
+    <Section
+      title="Routing"
+      actions={found && writable && <ChangeButton onClick={() => setOpened(true)} />}
+    >
       <Async query={routing}>
         {found && (
           <Facts
-            items={MEANINGS.map(([name, meaning]) => [
-              meaning,
-              told(name, found.weights, found.defaults),
-            ])}
+            items={ORDER.map((name) => [LABELS[name], told(name, found.weights, found.defaults)])}
           />
         )}
       </Async>
       <Text size="xs" c="dimmed" mt="xs">
-        A replica costs α · latency + β · utilisation + γ · loading. Changed by PATCH
-        /api/v1/routing/weights/, on every gateway at once.
+        A replica costs α · latency + β · utilisation + γ · loading, and the cheapest gets the
+        request. A change is in effect on every gateway at once.
       </Text>
+      {last && <LastChange event={last} />}
+      {routing.data && opened && (
+        <WeightsModal known={routing.data} onClose={() => setOpened(false)} />
+      )}
     </Section>
   );
 }
 
+function ChangeButton({ onClick }: { onClick: () => void }) {
+  return (
+    <Button variant="default" leftSection={<IconPencil size={14} />} onClick={onClick}>
+      Change weights
+    </Button>
+  );
+}
+
+function LastChange({ event }: { event: LogEvent }) {
+  return (
+    <Group gap="sm" mt="sm">
+      <Text size="sm">
+        Last changed <Time at={event.recorded_at} /> by {event.actor}
+        {event.reason && `: ${event.reason}`} (
+        <RouterAnchor to="/events" search={{ open: event.position }}>
+          event {event.position}
+        </RouterAnchor>
+        )
+      </Text>
+      <UndoSection event={event} />
+    </Group>
+  );
+}
+
 function told(name: keyof RoutingWeights, now: RoutingWeights, usual: RoutingWeights): string {
-  const [value, other] = [now, usual].map((one) => [one[name]].flat().join(" · "));
-  const unit = UNITS[name] ?? "";
-  return value === other ? `${value}${unit}` : `${value}${unit}, by default ${other}${unit}`;
+  const value = shown(name, now[name]);
+  return isSame(now[name], usual[name])
+    ? value
+    : `${value}, by default ${shown(name, usual[name])}`;
 }

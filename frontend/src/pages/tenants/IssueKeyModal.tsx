@@ -5,6 +5,8 @@ import type { IssuedKey, NewKey } from "@/api/types";
 import { FormModal } from "@/ui/FormModal";
 
 type Role = NonNullable<NewKey["role"]>;
+type Scope = NonNullable<NewKey["scopes"]>[number];
+const SCOPES: Scope[] = ["inference", "admin:read", "admin:write", "text:read"];
 const ROLES: Role[] = ["admin", "operator", "auditor", "developer", "viewer"];
 const DAY = 86_400;
 const LIFETIMES = [
@@ -25,7 +27,7 @@ export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyM
   const [name, setName] = useState("");
   const [role, setRole] = useState<Role>("developer");
   const [models, setModels] = useState<string[]>([]);
-  const [scopes, setScopes] = useState(["inference"]);
+  const [scopes, setScopes] = useState<Scope[]>(["inference"]);
   const [lifetime, setLifetime] = useState("0");
   const expires_at = lifetime === "0" ? null : Math.floor(Date.now() / 1_000) + Number(lifetime);
   return (
@@ -65,9 +67,9 @@ export function IssueKeyModal({ tenantId, opened, onClose, onIssued }: IssueKeyM
       <MultiSelect
         label="Scopes"
         size="xs"
-        data={["inference", "admin:read", "admin:write", "text:read"]}
+        data={SCOPES}
         value={scopes}
-        onChange={setScopes}
+        onChange={(values) => setScopes(values as Scope[])}
       />
       <Select
         label="Expires"

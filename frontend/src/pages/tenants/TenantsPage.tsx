@@ -6,7 +6,7 @@ import { useState } from "react";
 import { useCurrency } from "@/api/fleet";
 import { useMayWrite } from "@/api/session";
 import { createTenant, tenantsQuery } from "@/api/tenants";
-import type { Tenant } from "@/api/types";
+import type { Tenant, Tier } from "@/api/types";
 import { Async } from "@/ui/Async";
 import { type Column, DataTable } from "@/ui/DataTable";
 import { Empty } from "@/ui/Empty";
@@ -19,7 +19,7 @@ import { limitText } from "./budgets";
 
 const route = getRouteApi("/app/tenants");
 
-export const TIERS = ["free", "standard", "premium"];
+export const TIERS: Tier[] = ["free", "standard", "premium"];
 
 export function TenantsPage() {
   const { create } = route.useSearch();
@@ -100,7 +100,7 @@ interface CreateTenantModalProps {
 
 function CreateTenantModal({ opened, onClose, onDone }: CreateTenantModalProps) {
   const [name, setName] = useState("");
-  const [tier, setTier] = useState("standard");
+  const [tier, setTier] = useState<Tier>("standard");
   return (
     <FormModal
       title="Create tenant"
@@ -126,7 +126,7 @@ function CreateTenantModal({ opened, onClose, onDone }: CreateTenantModalProps) 
         data={TIERS}
         allowDeselect={false}
         value={tier}
-        onChange={(value) => value && setTier(value)}
+        onChange={(value) => value && setTier(value as Tier)}
       />
     </FormModal>
   );

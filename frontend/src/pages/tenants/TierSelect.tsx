@@ -1,7 +1,7 @@
 import { Select } from "@mantine/core";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { changeTier } from "@/api/tenants";
-import type { Tenant } from "@/api/types";
+import type { Tenant, Tier } from "@/api/types";
 import { toastDone } from "@/ui/notify";
 import { Section } from "@/ui/Page";
 import { ProblemAlert } from "@/ui/ProblemAlert";
@@ -11,7 +11,7 @@ export function TierSelect({ tenant, etag }: { tenant: Tenant; etag: string }) {
   const queries = useQueryClient();
   const refresh = () => queries.invalidateQueries({ queryKey: ["tenants"] });
   const change = useMutation({
-    mutationFn: (tier: string) => changeTier(tenant.tenant_id, tier, etag),
+    mutationFn: (tier: Tier) => changeTier(tenant.tenant_id, tier, etag),
     onSuccess: (_result, tier) => {
       toastDone(`${tenant.tenant_id} is in the ${tier} tier`);
       void refresh();
@@ -31,7 +31,7 @@ export function TierSelect({ tenant, etag }: { tenant: Tenant; etag: string }) {
         data={TIERS}
         allowDeselect={false}
         value={tenant.tier}
-        onChange={(tier) => tier && change.mutate(tier)}
+        onChange={(tier) => tier && change.mutate(tier as Tier)}
       />
     </Section>
   );
