@@ -108,3 +108,21 @@ test("an empty fleet names the command that starts an agent", async () => {
   await screen.findByRole("heading", { name: "No node has joined" });
   screen.getByText(/python -m gpuagent --node-id n1/);
 });
+
+test("what is stuck says since when and why, and is counted", async () => {
+  await open("/fleet", {
+    prepare: ({ state }) => {
+      const since = Date.now() / 1000 - 185;
+      const refused = { stuck_since: since, stuck_code: "refused", stuck_reason: "it has (5, 40)" };
+      Object.assign(state.nodes[1], refused);
+      const waits = { stuck_since: since, stuck_code: "not_resident", stuck_reason: "needs 6 GB" };
+      Object.assign(state.nodes[0].replicas[1], { state: "pending", ...waits });
+    },
+  });
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  expect(within(node).getByRole("status").textContent).toBe("stuck 3 min ago: needs 6 GB");
+  const other = screen.getByRole("article", { name: "Node n2" });
+  const said = within(other).getByRole("status").textContent;
+  expect(said).toBe("has not accepted its plan 3 min ago: it has (5, 40)");
+  expect(screen.getByText("stuck now").previousSibling?.textContent).toBe("2");
+});

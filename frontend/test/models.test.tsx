@@ -164,3 +164,31 @@ test("what the load changed and what loading ahead was worth stand below the mod
   within(ahead).getByText(/^75/);
   within(ahead).getByText("300 s");
 });
+
+test("a version whose source cannot be fetched says why, and when it is tried again", async () => {
+  await open("/models/smollm2", {
+    prepare: ({ state }) => {
+      Object.assign(state.models[0].versions[0], {
+        status: "failed",
+        ready_replicas: 0,
+        reason: "download_failed: no such package.",
+        retry_at: Date.now() / 1000 + 75,
+      });
+    },
+  });
+  const table = await screen.findByRole("table", { name: "Versions" });
+  const row = within(table).getByRole("button", { name: "v1" }).closest("tr");
+  expect(row?.textContent).toMatch(/download_failed: no such package\. Next try in \d\d s\./);
+});
+
+test("a model of which nothing moves is stuck, before anything else", async () => {
+  await open("/models", {
+    prepare: ({ state }) => {
+      const stuck = { status: "loading", ready_replicas: 0, stuck_replicas: 1 };
+      Object.assign(state.models[0].versions[0], stuck);
+    },
+  });
+  const table = await screen.findByRole("table", { name: "Models" });
+  const row = (await within(table).findByRole("link", { name: "smollm2" })).closest("tr");
+  expect(row?.textContent).toContain("stuck");
+});

@@ -1854,6 +1854,14 @@ export interface components {
             acked_generation: number;
             /** @description Of the last plan for this node. */
             desired_generation: number;
+            /**
+             * Format: double
+             * @description Since when it has not accepted what it was told, beyond the deadline.
+             */
+            stuck_since: number | null;
+            /** @description refused, silent, or empty. */
+            stuck_code: string;
+            stuck_reason: string;
             devices: components["schemas"]["Device"][];
             host: components["schemas"]["Host"];
             replicas: components["schemas"]["Replica"][];
@@ -2142,6 +2150,15 @@ export interface components {
              *     * `warm` - warm
              */
             tier: components["schemas"]["PlacedTierEnum"];
+            /** @description Why, in its node's words, while it is pending. */
+            waiting: string;
+            /**
+             * Format: double
+             * @description Since when nothing moves, beyond its deadline; null: it does.
+             */
+            stuck_since: number | null;
+            stuck_code: string;
+            stuck_reason: string;
         };
         ReplicaLoad: {
             version_id: string;
@@ -2778,6 +2795,13 @@ export interface components {
             desired_replicas: number;
             /** @description Why it is not ready, if it is not. */
             reason: string;
+            /** @description Of which nothing moves any more. */
+            stuck_replicas: number;
+            /**
+             * Format: double
+             * @description When a failed load is tried again; null: none has failed.
+             */
+            retry_at: number | null;
             /** @description Of requests admitted from now on. */
             price: components["schemas"]["Price"];
         };

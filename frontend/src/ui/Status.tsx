@@ -23,6 +23,7 @@ const TONES: Record<string, Tone> = {
   timeout: "warn",
   reconnecting: "warn",
   failed: "bad",
+  stuck: "bad",
   refused: "bad",
   lost: "bad",
   error: "bad",

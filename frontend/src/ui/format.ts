@@ -66,6 +66,13 @@ export function ago(time: number | string | null | undefined, now: number): stri
   return step ? `${Math.floor(seconds / step[0])} ${step[1]} ago` : `${Math.floor(seconds)} s ago`;
 }
 
+/** "in 12 s", "now" once it is due. `at` in Unix seconds, `now` in milliseconds. */
+export function inSeconds(at: number, now: number): string {
+  const seconds = Math.ceil(at - now / 1_000);
+  if (seconds <= 0) return "now";
+  return seconds < 120 ? `in ${seconds} s` : `in ${Math.round(seconds / 60)} min`;
+}
+
 export function plural(num: number, noun: string, nouns = `${noun}s`): string {
   return `${integer(num)} ${num === 1 ? noun : nouns}`;
 }

@@ -37,6 +37,8 @@ export function version(model, name, part = {}) {
     ready_replicas: 1,
     desired_replicas: 1,
     reason: "",
+    stuck_replicas: 0,
+    retry_at: null,
     price: { input: "0.15", cached_input: "0.075", output: "0.6" },
     ...part,
   };
@@ -63,6 +65,10 @@ export function replica(version_id, node_id, device_index, memory, part = {}) {
     peak_bytes: 1.2 * GIB,
     load_seconds: 3.1,
     tier: "resident",
+    waiting: "",
+    stuck_since: null,
+    stuck_code: "",
+    stuck_reason: "",
     ...part,
   };
 }
@@ -77,6 +83,9 @@ function node(node_id, zone, replicas, part = {}) {
     boot_id: `b-${node_id}-5f1c09d2e47a4b0c`,
     acked_generation: 3,
     desired_generation: 3,
+    stuck_since: null,
+    stuck_code: "",
+    stuck_reason: "",
     devices: [0, 1].map((index) => ({
       index,
       kind: "cpu",

@@ -4,6 +4,7 @@ import type { Device, Replica } from "@/api/types";
 import { bytes, percent } from "@/ui/format";
 import { Meter, type Segment, StackBar } from "@/ui/Meter";
 import { Status } from "@/ui/Status";
+import { Stuck } from "@/ui/Stuck";
 import { Tier } from "@/ui/Tier";
 import classes from "./Fleet.module.css";
 
@@ -80,7 +81,10 @@ function ReplicaList({ replicas, colors }: DeviceTileProps) {
   return (
     <ul className={classes.replicas}>
       {replicas.map((replica) => (
-        <li key={replica.replica_id} title={replica.reason || replica.replica_id}>
+        <li
+          key={replica.replica_id}
+          title={replica.waiting || replica.reason || replica.replica_id}
+        >
           <span
             className={classes.swatch}
             style={{ background: colors.get(replica.version_id) }}
@@ -91,6 +95,7 @@ function ReplicaList({ replicas, colors }: DeviceTileProps) {
             <Tier replica={replica} />
           </span>
           <Status value={replica.state} />
+          <Stuck of={replica} />
         </li>
       ))}
     </ul>

@@ -24,6 +24,7 @@ export function FleetSummary({ nodes }: { nodes: Node[] }) {
   const ready = nodes.filter((node) => node.status === "ready" && !node.draining).length;
   const replicas = nodes.flatMap((node) => node.replicas);
   const resident = replicas.filter((replica) => replica.tier !== "warm");
+  const stuck = [...nodes, ...replicas].filter((one) => one.stuck_since !== null).length;
   const held = sum(resident.map((replica) => replica.memory_bytes));
   const memory = sum(nodes.flatMap((node) => node.devices.map((device) => device.memory_bytes)));
   return (
@@ -37,6 +38,7 @@ export function FleetSummary({ nodes }: { nodes: Node[] }) {
       <Figure name="memory placed">
         {bytes(held)} / {bytes(memory)}
       </Figure>
+      {stuck > 0 && <Figure name="stuck now">{integer(stuck)}</Figure>}
       {!past && <LiveFigures />}
     </div>
   );

@@ -3,6 +3,7 @@ import { useTelemetry } from "@/api/telemetry";
 import type { Node } from "@/api/types";
 import { plural } from "@/ui/format";
 import { Status } from "@/ui/Status";
+import { Stuck } from "@/ui/Stuck";
 import { DeviceTile } from "./DeviceTile";
 import classes from "./Fleet.module.css";
 
@@ -23,6 +24,11 @@ export function NodeCard(props: NodeCardProps) {
   return (
     <article className={nodeClass(node)} aria-label={`Node ${node.node_id}`}>
       <NodeHead {...props} />
+      {node.stuck_since !== null && (
+        <div className={classes.nodeStuck}>
+          <Stuck of={node} label="has not accepted its plan" />
+        </div>
+      )}
       <div className={classes.devices}>
         {node.devices.map((device) => (
           <DeviceTile

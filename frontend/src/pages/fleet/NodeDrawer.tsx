@@ -10,6 +10,7 @@ import { Id } from "@/ui/Id";
 import { Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
+import { Stuck } from "@/ui/Stuck";
 import { Tier } from "@/ui/Tier";
 import { Time } from "@/ui/Time";
 
@@ -63,6 +64,9 @@ function NodeFacts({ node }: { node: Node }) {
         ["Last report", <Time key="report" at={report?.at} />],
         ["Last change", <Time key="seen" at={node.last_seen} />],
         ["Generation", generations(node)],
+        ...(node.stuck_since === null
+          ? []
+          : [["Stuck", <Stuck key="stuck" of={node} />] as [string, React.ReactNode]]),
         ["Boot id", <Id key="boot" value={node.boot_id} short={13} />],
         [
           "Devices",
@@ -73,7 +77,8 @@ function NodeFacts({ node }: { node: Node }) {
   );
 }
 
-function generations({ acked_generation, desired_generation }: Node): string {
+function generations({ acked_generation, desired_generation, stuck_code }: Node): string {
+  if (stuck_code === "refused") return `${integer(desired_generation)} wanted, and refused`;
   if (acked_generation >= desired_generation) return `${integer(acked_generation)}, accepted`;
   return `${integer(desired_generation)} wanted, ${integer(acked_generation)} accepted`;
 }
@@ -115,11 +120,21 @@ function LoadCharts({ node }: { node: Node }) {
   );
 }
 
+function Reported({ replica }: { replica: Replica }) {
+  return (
+    <>
+      <Status value={replica.observed ?? "nothing yet"} />
+      <Stuck of={replica} />
+      {replica.stuck_since === null && replica.waiting && <div>{replica.waiting}</div>}
+    </>
+  );
+}
+
 const REPLICA_COLUMNS: Column<Replica>[] = [
   { title: "Version", cell: (replica) => <Id value={replica.version_id} /> },
   { title: "Wanted", cell: (replica) => (replica.desired ? "yes" : "no") },
   { title: "Accepted", cell: (replica) => (replica.acked ? "yes" : "not yet") },
-  { title: "Reports", cell: (replica) => <Status value={replica.observed ?? "nothing yet"} /> },
+  { title: "Reports", cell: (replica) => <Reported replica={replica} /> },
   { title: "Tier", cell: (replica) => <Tier replica={replica} /> },
   { title: "Memory", right: true, cell: (replica) => bytes(replica.memory_bytes) },
   { title: "Since", minor: true, cell: (replica) => <Time at={replica.since} /> },

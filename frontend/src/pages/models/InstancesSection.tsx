@@ -7,6 +7,7 @@ import { Id } from "@/ui/Id";
 import { Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
+import { Stuck } from "@/ui/Stuck";
 import { Tier } from "@/ui/Tier";
 import { Time } from "@/ui/Time";
 
@@ -27,6 +28,11 @@ export function InstancesSection({ model }: { model: Model }) {
   );
 }
 
+function Why({ replica }: { replica: Replica }) {
+  if (replica.stuck_since !== null) return <Stuck of={replica} />;
+  return replica.waiting || replica.reason || "–";
+}
+
 const COLUMNS: Column<Replica>[] = [
   { title: "Replica", cell: (replica) => <Id value={replica.replica_id} /> },
   { title: "State", cell: (replica) => <Status value={replica.state} /> },
@@ -41,5 +47,5 @@ const COLUMNS: Column<Replica>[] = [
   },
   { title: "Memory", right: true, cell: (replica) => bytes(replica.memory_bytes) },
   { title: "Since", minor: true, cell: (replica) => <Time at={replica.since} /> },
-  { title: "Reason", minor: true, cell: (replica) => replica.reason || "–" },
+  { title: "Reason", minor: true, cell: (replica) => <Why replica={replica} /> },
 ];

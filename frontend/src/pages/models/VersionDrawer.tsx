@@ -8,8 +8,10 @@ import { Facts } from "@/ui/Facts";
 import { bytes, integer } from "@/ui/format";
 import { Id } from "@/ui/Id";
 import { Status } from "@/ui/Status";
+import { Reason } from "@/ui/Stuck";
 import type { DetailProps } from "./detail";
 import { PriceModal } from "./PriceModal";
+import { statusOf } from "./replicas";
 import { ScaleModal } from "./ScaleModal";
 
 interface VersionDrawerProps extends DetailProps {
@@ -36,8 +38,8 @@ export function VersionDrawer(props: VersionDrawerProps) {
 
 function standing(version: Version): [string, React.ReactNode][] {
   return [
-    ["Status", <Status key="status" value={version.status} />],
-    ["Reason", version.reason || "–"],
+    ["Status", <Status key="status" value={statusOf(version)} />],
+    ["Reason", <Reason key="reason" of={version} />],
     ["Replicas ready", `${version.ready_replicas} of ${version.desired_replicas}`],
     ["Scales between", `${version.min_replicas} and ${version.max_replicas}`],
   ];

@@ -4,6 +4,8 @@ import { type Column, DataTable } from "@/ui/DataTable";
 import { Empty } from "@/ui/Empty";
 import { bytes } from "@/ui/format";
 import { Status } from "@/ui/Status";
+import { Reason } from "@/ui/Stuck";
+import { statusOf } from "./replicas";
 
 interface VersionTableProps {
   model: Model;
@@ -48,7 +50,7 @@ function columns(model: Model, onOpen: (version: Version) => void): Column<Versi
         </span>
       ),
     },
-    { title: "Status", cell: (version) => <Status value={version.status} /> },
+    { title: "Status", cell: (version) => <Status value={statusOf(version)} /> },
     {
       title: "Replicas",
       right: true,
@@ -67,6 +69,6 @@ function columns(model: Model, onOpen: (version: Version) => void): Column<Versi
       minor: true,
       cell: (version) => <span className="mono">{version.source}</span>,
     },
-    { title: "Reason", minor: true, cell: (version) => version.reason || "–" },
+    { title: "Reason", minor: true, cell: (version) => <Reason of={version} /> },
   ];
 }
