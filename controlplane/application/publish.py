@@ -189,7 +189,7 @@ class Publisher:
 
     def late(self) -> dict[str, Late]:
         """The same with both numbers."""
-        now, found = self._clock.monotonic(), {}
+        now, found = self._clock.monotonic(), dict[str, Late]()
         for node_id, told in list(self._told.items()):
             node = self._state.nodes.get(node_id)
             if node is None or node.status == "lost":

@@ -41,7 +41,7 @@ from controlplane.simulation.scenario import NodeGroup, Scenario, spec_of
 RESERVED_BYTES = {"cuda": 2 * GIB}  # as application.reconcile
 SUSPECT_S, LOST_S, FREEZE_SHARE = 6.0, 15.0, 0.2  # as application.ingest
 INPUTS = PlanInputs(reserved_bytes=tuple(sorted(RESERVED_BYTES.items())), planner=PLANNER)
-_MOVES = frozenset({"node_lost", "node_draining", "evicted", "moved", "failed"})
+_MOVES = frozenset({"node_lost", "node_draining", "evicted", "moved", "failed", "no_room"})
 
 
 @dataclass

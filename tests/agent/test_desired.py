@@ -28,6 +28,22 @@ def test_newer_is_accepted_older_is_not(tmp_path: Path) -> None:
     assert keeper.mark == Mark("c", 2, 5)
 
 
+def test_why_one_was_refused_is_kept_until_one_is_accepted(tmp_path: Path) -> None:
+    """What the node reports of itself; nothing while all is well."""
+    keeper = DesiredKeeper("n1", tmp_path)
+    keeper.offer(desired(5, 40))
+    assert keeper.refusal == ""
+    for old, why in (
+        (desired(2, 12), "(2, 12) is older than (5, 40)"),
+        (desired(9, 9, cluster="other"), "cluster 'other' is not 'c'"),
+    ):
+        with pytest.raises(StaleDecision):
+            keeper.offer(old)
+        assert keeper.refusal == why
+    keeper.offer(desired(6, 12))
+    assert keeper.refusal == ""
+
+
 def test_the_mark_outlives_the_process(tmp_path: Path) -> None:
     DesiredKeeper("n1", tmp_path).offer(desired(3, 7))
     again = DesiredKeeper("n1", tmp_path)

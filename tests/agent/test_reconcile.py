@@ -66,6 +66,8 @@ def test_a_group_takes_its_share_of_every_device_or_of_none() -> None:
     beside = spec("beside", memory_bytes=3 * GIB, device_index=1)
     plan = reconcile([wide, beside], {"beside": Running(beside, "ready")}, DEVICES, 0)
     assert (ids(plan, "hold"), plan.hold[0].code) == (["wide"], "not_resident")
+    told = f"needs {3 * GIB} bytes, {GIB} of the device are free; memory held by beside"
+    assert plan.hold[0].reason == told
     for index in (0, 1):
         small = spec("small", memory_bytes=3 * GIB, device_index=index)
         plan = reconcile([small], {"wide": Running(wide, "ready")}, DEVICES, 0)

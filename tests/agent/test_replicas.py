@@ -70,6 +70,7 @@ def test_a_worker_that_keeps_dying_is_restarted_ever_more_rarely(
         replica = table.get("a")
         assert replica
         waits.append(replica.retry_at - clock.now)
+        assert table.statuses()[0].retry_s == waits[-1]
     assert waits == [0.5, 1.0, 2.0, 0.5]
 
 
