@@ -130,10 +130,10 @@ class FleetState:
             node = self.nodes.get(one.node_id)
             said = node.replicas.get(one.replica_id) if node else None
             load = self._load_of(one, loads) if loads else None
-            if load and load.is_away and self._is_sendable(one, load):
+            if node is not None and node.status == "suspect":
+                silent = silent or said is not None
+            elif load and load.is_away and self._is_sendable(one, load):
                 away.append(load.expected_wait_s)
-            elif said and node and node.status == "suspect":
-                silent = True
             elif said and said[1] == "ready":
                 return None
             elif said and said[1] != "failed":

@@ -23,6 +23,7 @@ from controlplane.domain.ids import VersionId
 STREAM = "scaling"
 PRELOAD = "preload"
 WOKEN = "woken"
+DRAINS = "drains"  # reading of an increase that says nothing about the number before
 MORE = ("queue", "kv_pressure", "ttft")  # codes of an increase that a load has forced
 
 
@@ -131,7 +132,7 @@ def evolve(scaling: Scaling, event: ScalingEvent) -> Scaling:
 def _scaled(scaling: Scaling, event: ReplicasScaled) -> Scaling:
     old = scaling.scales.get(event.version_id)
     too_few = dict(old.too_few) if old else {}
-    if event.code in MORE:
+    if event.code in MORE and not _reading(event, DRAINS):
         too_few[event.before] = _reading(event, "demand")
     scale = Scale(event.after, event.at, event.code, too_few)
     preloads = scaling.preloads

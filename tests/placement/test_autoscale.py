@@ -59,6 +59,26 @@ def test_what_was_too_few_for_a_demand_is_not_tried_again_for_it() -> None:
     assert after(replace(two, demand=48.0), 120.0, Memory(too_few={1: 60.0})) == 1
 
 
+def test_a_pile_that_drains_adds_nothing_though_it_is_within_the_slots_by_then() -> None:
+    """Between nine and ten tenths of the slots are in use only because the rest is gone."""
+    _, memory = decide(replace(BUSY, num_open=40), Memory(), 1000.0)
+    verdict, memory = decide(replace(BUSY, num_open=8), memory, 1015.0)
+    assert verdict is None
+    verdict, _ = decide(replace(BUSY, num_open=8), memory, 1030.0)
+    assert verdict is not None and verdict.after == 2, "it has not become less since"
+
+
+def test_a_number_with_a_pile_before_it_is_not_known_to_be_too_few() -> None:
+    piled = replace(BUSY, num_open=40)
+    _, memory = decide(piled, Memory(), 1000.0)
+    verdict, _ = decide(piled, memory, 1015.0)
+    assert verdict is not None and (verdict.after, verdict.was_too_few) == (2, False)
+    _, memory = decide(replace(BUSY, num_open=8), Memory(), 1000.0)
+    _, memory = decide(piled, memory, 1001.0)
+    verdict, _ = decide(piled, memory, 1016.0)
+    assert verdict is not None and verdict.was_too_few, "it had no pile, and one grew"
+
+
 def test_the_last_replica_goes_when_nothing_is_asked_nor_expected() -> None:
     idle = Load(num=1, low=0, high=2, num_ready=1, idle_s=300.0)
     assert after(idle, 0.0) == 0
@@ -78,9 +98,14 @@ def test_a_request_wakes_what_is_scaled_to_zero_at_once() -> None:
 
 # --- over time --------------------------------------------------------------------------------
 def run(
-    rate: Callable[[float], float], seconds: int, node: Node, low: int, high: int
+    rate: Callable[[float], float],
+    seconds: int,
+    node: Node,
+    low: int,
+    high: int,
+    num_piled: int = 0,
 ) -> list[Step]:
-    return list(scale(rate, seconds, node, low, high))
+    return list(scale(rate, seconds, node, low, high, num_piled=num_piled))
 
 
 def turns(steps: list[Step]) -> int:
@@ -111,6 +136,45 @@ def test_under_a_steady_load_the_number_settles(
     if a_minute >= 2.0:  # below, scaling to zero between requests is the point of it
         assert turns(steps) <= 2
         assert len({step.num for step in steps[len(steps) // 2 :]}) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    load=st.floats(0.2, 4.0),
+    pile=st.floats(0.0, 20.0),
+    low=st.integers(0, 1),
+    slots=st.sampled_from([1, 2, 4, 8, 16]),
+    service_s=st.sampled_from([1.0, 2.0, 4.0, 10.0]),
+    load_s=st.sampled_from([0.0, 5.0, 20.0, 60.0]),
+    jitter=st.integers(1, 2**20),
+)
+def test_after_a_pile_the_number_returns_to_what_is_needed(
+    load: float,
+    pile: float,
+    low: int,
+    slots: int,
+    service_s: float,
+    load_s: float,
+    jitter: int,
+) -> None:
+    """``load`` is in replicas. What waits at the beginning is served sooner or later, whatever was
+    added for it goes again, and then the number stays: one less would press at times."""
+    a_minute = min(600.0, load * slots / service_s * 60)
+    node = Node(slots, service_s, load_s, jitter)
+    steps = run(lambda at: a_minute, 3000, node, low, 8, int(pile * slots))
+    assert all(step.num <= 8 for step in steps) and turns(steps) <= 2
+    late = steps[-360:]
+    assert len({step.num for step in late}) == 1
+    rest, most_open = late[0].num - 1, max(one.num_running + one.num_waiting for one in late)
+    assert rest < max(1, low) or most_open / (slots * rest) >= DEFAULT_POLICY.slots_down
+
+
+def test_a_held_pile_adds_nothing_where_one_replica_does() -> None:
+    """Three quarters of its slots are asked for, and a minute's requests were held meanwhile. They
+    wait half a minute and more, which says nothing about who comes later."""
+    steps = run(lambda at: 180.0, 1800, Node(8, 2.0, 60.0), 0, 4)
+    assert {step.num for step in steps[1:]} == {1}
+    assert max(step.num_waiting for step in steps) > 150 and steps[-1].num_waiting == 0
 
 
 @settings(max_examples=25, deadline=None)
