@@ -372,7 +372,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     ``index`` counts generated tokens from 0 and is the index of the first id in ``token_ids``.
     ``finish_reason`` is "" while running, else stop | length | cancelled | error; a terminal
     delta may carry no token. ``num_*`` are totals so far. ``embeddings``: a vector for each input,
-    as little-endian float32, in the delta that ends a request for them.
+    as little-endian float32, in the delta that ends a request for them. ``num_computed_tokens``: of
+    those inputs, the ones computed by then, also in the delta of one that was cancelled.
     """
 
     request_id: str
@@ -388,6 +389,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     queue_ms: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
     embeddings: tuple[bytes, ...] = ()
+    num_computed_tokens: int = 0
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):

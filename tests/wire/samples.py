@@ -143,6 +143,7 @@ DELTA = messages.Delta(
     1.5,
     (TOKEN_LOGPROB,),
     (b"\x00\x00\x80\x3f",),
+    3,
 )
 PRODUCED = messages.Produced(
     "req-1", "req-1-0", 2, "chat.1.g7.0", 40, 16, "error", "engine_lost", 1.5, 20.5, 3.5
