@@ -101,7 +101,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     """Counts are totals since it was loaded; ``swapped_bytes`` went to host memory or back.
 
     ``tier``: resident | host | storage, "" from nodes without tiers; ``expected_wait_s`` until a
-    request sent now reaches its engine. ``charged_bytes`` of its device, 0 if not measured yet."""
+    request sent now reaches its engine. ``charged_bytes`` of its device, 0 if not measured yet.
+    ``tier_since``: Unix seconds by the node's clock, 0 if it was never in another."""
 
     replica_id: str
     version_id: str
@@ -130,6 +131,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     tier: str = ""
     expected_wait_s: float = 0.0
     charged_bytes: int = 0
+    tier_since: float = 0.0
 
     @property
     def is_away(self) -> bool:

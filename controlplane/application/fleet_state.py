@@ -154,11 +154,12 @@ class FleetState:
         return _find(load.replicas if load else (), assignment.replica_id)
 
     def _is_sendable(self, assignment: Assignment, load: ReplicaLoad | None) -> bool:
-        """Whether its node takes requests for it: ready, or warm and not loaded yet."""
+        """Whether its node takes requests for it: ready, or placed to take turns and not loaded
+        yet."""
         if self.replica_state(assignment) == "ready":
             return True
         held = load is not None and load.tier == "storage" and load.state in HELD
-        return assignment.tier == "warm" and held
+        return assignment.tier in ("warm", "storage") and held
 
     def unplaced_reason(self, version_id: str) -> str:
         """The planner's sentence on why a wanted replica runs nowhere; "" if none is missing."""

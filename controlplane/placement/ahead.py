@@ -124,7 +124,10 @@ def _spared(
 def _is_placed(snapshot: FleetSnapshot, version_id: str, leaving: Sequence[str], gaps: int) -> bool:
     made = plan(_changed(snapshot, {version_id: 1, **dict.fromkeys(leaving, 0)}), 0)
     return (
-        any(start.assignment.version_id == version_id for start in made.started)
+        any(
+            start.assignment.version_id == version_id and start.assignment.tier != "storage"
+            for start in made.started
+        )
         and not any(stop.code == "evicted" for stop in made.stopped)
         and sum(gap.num_missing for gap in made.unplaced) <= gaps
     )

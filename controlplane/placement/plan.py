@@ -21,6 +21,7 @@ comes back empty::
     a.0 ready on n1/0, a.1 ready on n1/1          start a.2 on n2/0
     a.2 ready                                     stop a.1 (surplus)
 
+Once nothing is to start or stop, replicas that share devices may change their tier (``tiering``).
 Otherwise planning again from the outcome changes nothing. Rejected for this step: an integer
 program over the whole fleet, whose optimum moves running replicas for small gains and changes with
 every input; ``repack`` states one, for an operator to ask for.
@@ -34,22 +35,24 @@ from dataclasses import dataclass, field
 from controlplane.domain.ids import ReplicaId
 from controlplane.domain.placement import (
     Assignment,
+    Retiered,
     Shard,
     Started,
     Stopped,
     Unplaced,
 )
-from controlplane.placement import explain, groups, sharing
+from controlplane.placement import explain, groups, sharing, tiering
 from controlplane.placement.evict import victims
 from controlplane.placement.feasible import Fleet, Resident
 from controlplane.placement.reconcile import Difference, difference, over_capacity
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 from controlplane.placement.survey import Survey, survey
 
-PLANNER = 5  # stored with each decision; one more whenever rules or weights change
+PLANNER = 6  # stored with each decision; one more whenever rules or weights change
 PLANNERS_WITHOUT_WHOLES = frozenset({2, 3})
 # 2 knew nothing that is swappable or measured, 4 nothing of other engines
-REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, PLANNER}
+PLANNERS_WITHOUT_TIERING = PLANNERS_WITHOUT_WHOLES | {0, 1, 4, 5}
+REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, 5, PLANNER}
 HELPFUL_CODES = (
     "backoff",
     "anti_affinity",
@@ -72,6 +75,7 @@ class PlacementPlan:
     started: tuple[Started, ...] = ()
     stopped: tuple[Stopped, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
+    retiered: tuple[Retiered, ...] = ()
 
 
 class _Queue:
@@ -126,8 +130,8 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
     draft.leaving = {view.assignment.replica_id for view in found.leaving}
     for view in (*found.kept, *found.leaving):
         version = versions[view.assignment.version_id]
-        steady = view.charged_bytes, view.is_steady
-        draft.fleet.add(Resident(view.assignment, version, view.idle_s, *steady))
+        seen = view.charged_bytes, view.is_steady, view.retiered_at
+        draft.fleet.add(Resident(view.assignment, version, view.idle_s, *seen))
     for version_id, number in found.missing.items():
         for _ in range(number):
             draft.queue.push(versions[version_id])
@@ -137,7 +141,10 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
     for version_id, views in _settled(found, draft):
         _spread(draft, versions[version_id], views)
     unplaced = tuple(_unplaced(draft, versions[name]) for name in sorted(draft.gaps))
-    return PlacementPlan(tuple(draft.started.values()), tuple(draft.stopped), unplaced)
+    started, stopped = tuple(draft.started.values()), tuple(draft.stopped)
+    is_settled = snapshot.retiers and not started and not stopped
+    retiered = tiering.retiered(draft.fleet, snapshot) if is_settled else ()
+    return PlacementPlan(started, stopped, unplaced, retiered)
 
 
 # --- one replica ------------------------------------------------------------------------------
@@ -153,6 +160,10 @@ def _place(draft: _Draft, version: VersionView) -> None:
         return _start_shared(draft, found, shared)
     leaving = victims(draft.fleet, version)
     if leaving is None:
+        is_stored = draft.fleet.retiers and version.is_swappable
+        stored = sharing.place(draft.fleet, version, "storage") if is_stored else None
+        if stored:
+            return _start_shared(draft, found, stored)
         draft.gaps[version.version_id] += 1
         return None
     for victim in leaving:
@@ -195,8 +206,7 @@ def _start_across(draft: _Draft, found: Survey, joined: groups.Across) -> None:
 
 def _start_shared(draft: _Draft, found: Survey, place: sharing.Shared) -> None:
     """Start one beside others that take turns; no device has its memory free."""
-    tier = "warm" if found.version.is_swappable else "resident"
-    assignment = _assigned(draft, found.version, [place.cell], tier)
+    assignment = _assigned(draft, found.version, [place.cell], place.tier)
     whole = assignment.replica_id == draft.whole
     here = assignment.node_id, assignment.device_index
     rejections = tuple(

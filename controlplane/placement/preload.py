@@ -19,7 +19,7 @@ Worked example, room for 10, a and b resident, c absent, margin 1.05::
     a       6      0.5
     b       4      0.1      the idlest: leaves first
     c       4      0.4      0.4 > 1.05 · 0.1: load c, evict b
-    c       5      0.4      b's 4 are not enough, a would go too: 0.4 < 1.05 · 0.6, nothing moves
+    c       5      0.4      b's 4 are not enough, a's 6 are: 0.4 < 1.05 · 0.5, nothing moves
 
 What is busy is never evicted. Rates only rank (``demand``); sizes and room are in one unit. The
 controller asks the same question (``pays``) of a whole fleet: see ``ahead``.
@@ -98,8 +98,8 @@ class Memory:
 
 
 def victims(memory: Memory, model: str, keep: Mapping[str, float]) -> tuple[str, ...] | None:
-    """Who leaves so that ``model`` fits, least to ``keep`` first; None if not even all that are
-    idle make room."""
+    """Who leaves so that ``model`` fits, least to ``keep`` first, and nobody whose going is no
+    help; None if not even all that are idle make room."""
     missing = memory.sizes[model] - memory.free
     leaving: list[str] = []
     idle = [one for one in memory.resident if one not in memory.busy]
@@ -108,7 +108,13 @@ def victims(memory: Memory, model: str, keep: Mapping[str, float]) -> tuple[str,
             break
         leaving.append(candidate)
         missing -= memory.sizes[candidate]
-    return tuple(leaving) if missing <= 0 else None
+    if missing > 0:
+        return None
+    for candidate in leaving[:-1]:
+        if missing + memory.sizes[candidate] <= 0:
+            leaving.remove(candidate)
+            missing += memory.sizes[candidate]
+    return tuple(leaving)
 
 
 def swaps(
@@ -123,7 +129,7 @@ def swaps(
         if leaving is None:
             continue
         if not pays(rates[model], leaving, rates, price, margin):
-            if len(leaving) == 1:  # no later one, asked for less, can pay either
+            if len(leaving) == 1 and now.free <= 0:  # no later one, asked for less, can pay either
                 return
             continue
         resident = (resident - set(leaving)) | {model}

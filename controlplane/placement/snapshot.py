@@ -3,8 +3,8 @@
 Nothing here is looked up later, so a stored snapshot plans again to the same decision.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -119,13 +119,15 @@ def is_of_class(device: DeviceView, gpu_classes: Iterable[str]) -> bool:
 @dataclass(frozen=True, slots=True)
 class AssignedView:
     """A replica as placed; ``state`` as its node last said, ``idle_s`` since it last worked.
-    ``charged_bytes``: of its device, as the node counts it; 0: not measured yet."""
+    ``charged_bytes``: of its device, as the node counts it; 0: not measured yet. ``retiered_at``:
+    when its tier last changed, 0 if it never did."""
 
     assignment: Assignment
     state: str = "pending"
     idle_s: float = 0.0
     charged_bytes: int = 0
     is_steady: bool = False
+    retiered_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,9 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """``keeps_wholes``: whether nodes that are still whole are kept so, see ``fragmentation``."""
+    """``keeps_wholes``: whether nodes that are still whole are kept so, see ``fragmentation``;
+    ``retiers``: whether there is a storage tier, and tiers follow the demand, see ``tiering``.
+    ``rates``: requests a minute, of swappable versions."""
 
     nodes: tuple[NodeView, ...]
     versions: tuple[VersionView, ...]
@@ -156,6 +160,8 @@ class FleetSnapshot:
     position: int
     now: float
     keeps_wholes: bool = True
+    retiers: bool = True
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def versions_by_id(self) -> dict[str, VersionView]:
         return {version.version_id: version for version in self.versions}

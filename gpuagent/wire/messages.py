@@ -72,8 +72,9 @@ class DesiredState(Message, frozen=True, kw_only=True):
     replicas that requests are expected for, the most expected first: they are brought onto the
     device as far as memory is free, and nobody is put out for them. ``tiers`` says of replicas that
     share a device by turns what is intended: warm (prepared once, then swapped in when it is asked
-    for), swappable (may be put out) or resident (never put out for another); without one, the node
-    decides as it sees fit.
+    for), storage (loaded when it is asked for; the first to go), swappable (may be put out, the
+    last to go) or resident (never put out for another); without one, the node decides as it sees
+    fit.
     """
 
     cluster_id: str
@@ -183,7 +184,8 @@ class DeviceLoad(Message, frozen=True, kw_only=True):
 class ReplicaLoad(Message, frozen=True, kw_only=True):
     """Live figures of one replica; rates are per second over the last report interval.
 
-    ``tier`` as in ``ReplicaStatus``. ``num_held`` generations wait in the agent for it to become
+    ``tier`` as in ``ReplicaStatus``, since ``tier_since`` (Unix seconds, by the node's clock).
+    ``num_held`` generations wait in the agent for it to become
     resident, which is expected in ``expected_wait_s``; 0 for a resident one.
     ``charged_bytes`` as in ``ReplicaStatus`` once it was measured, else 0. ``prefix_filter`` says
     which blocks of ``block_size`` tokens are cached, as ``gpuagent.engine.prefix_filter`` has it.
@@ -220,6 +222,7 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     expected_wait_s: float = 0.0
     charged_bytes: int = 0
     prefix_filter: bytes = b""
+    tier_since: float = 0.0
 
 
 class Telemetry(Message, frozen=True, kw_only=True):

@@ -147,9 +147,11 @@ def test_the_telemetry_that_was_seen_decides(store: EventStore) -> None:
 def test_earlier_planners_decide_again_as_they_did(store: EventStore) -> None:
     """Their rules are known, and which of them decided is recorded."""
     fleet = Fleet(store, 1)
-    kept = [snapshot(fleet.state, PlanInputs(planner=n), 0.0).keeps_wholes for n in range(6)]
-    assert kept == [True, True, False, False, True, True]
-    assert max(REPLAYED) == PLANNER == 5
+    kept = [snapshot(fleet.state, PlanInputs(planner=n), 0.0).keeps_wholes for n in range(7)]
+    assert kept == [True, True, False, False, True, True, True]
+    tiered = [snapshot(fleet.state, PlanInputs(planner=n), 0.0).retiers for n in range(7)]
+    assert tiered == [False] * 6 + [True]
+    assert max(REPLAYED) == PLANNER == 6
 
 
 def test_the_place_of_a_difference_is_named(store: EventStore) -> None:

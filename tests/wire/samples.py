@@ -126,6 +126,7 @@ REPLICA_LOAD = messages.ReplicaLoad(
     expected_wait_s=2.5,
     charged_bytes=5,
     prefix_filter=bytes.fromhex("8c00000000000001"),
+    tier_since=1700000003.5,
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))

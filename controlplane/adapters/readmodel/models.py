@@ -141,6 +141,8 @@ class Replica(models.Model):
     load_seconds = models.FloatField()
     sha256 = models.TextField()
     tier = models.TextField(default="resident")
+    tier_since = models.FloatField(default=0.0)
+    tier_reason = models.TextField(default="")
 
 
 class LoadFailure(models.Model):
@@ -172,6 +174,7 @@ class Decision(models.Model):
     started = models.JSONField()
     stopped = models.JSONField()
     unplaced = models.JSONField()
+    retiered = models.JSONField(default=list)
 
 
 class DecisionAbout(models.Model):

@@ -143,7 +143,8 @@ class Controller:
         self._upkeep = upkeep
         self.state, self.loads = FleetState(), FleetLoads()
         self.ingest = Ingest(handler, clock, self.state, self.loads, settings.timings)
-        self.reconciler = Reconciler(handler, clock, self.state, self.loads)
+        rates = (lambda: demand.view.rates_asked()) if demand else dict[str, float]
+        self.reconciler = Reconciler(handler, clock, self.state, self.loads, rates)
         self.demand = demand
         self.scaler = Scaler(handler, clock, self.state, self.loads, demand) if demand else None
         self.follower = LogFollower(store, 0, self._on_event)
