@@ -36,6 +36,8 @@ export function version(model, name, part = {}) {
     status: "ready",
     ready_replicas: 1,
     desired_replicas: 1,
+    placed_tiers: { resident: 1 },
+    live_tiers: {},
     reason: "",
     price: { input: "0.15", cached_input: "0.075", output: "0.6" },
     ...part,
@@ -63,6 +65,10 @@ export function replica(version_id, node_id, device_index, memory, part = {}) {
     peak_bytes: 1.2 * GIB,
     load_seconds: 3.1,
     tier: "resident",
+    tier_since: T0 + 600,
+    tier_reason: "",
+    live_tier: null,
+    live_tier_since: null,
     ...part,
   };
 }
@@ -175,7 +181,7 @@ function decisions() {
     code: "not_enough_memory",
     detail: "needs 80.0 GiB, 2.3 GiB is free",
   });
-  const base = { actor: "controller:c1", stopped: [], unplaced: [] };
+  const base = { actor: "controller:c1", stopped: [], unplaced: [], retiered: [] };
   return [
     {
       ...base,
@@ -215,6 +221,16 @@ function decisions() {
           assignment: assignment("smollm2@v1", "n2", 1, 1.5),
           code: "surplus",
           reason: "",
+        },
+      ],
+      retiered: [
+        {
+          assignment: { ...assignment("minilm@v1", "n1", 1, 0.5), tier: "warm" },
+          before: "resident",
+          code: "less_asked",
+          reason: "minilm@v1 is asked for less than smollm2@v1, which takes its place",
+          rate: 0.5,
+          instead_of: ["smollm2.v1.g3.0"],
         },
       ],
     },
