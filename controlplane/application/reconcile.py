@@ -94,9 +94,7 @@ def _steady(state: FleetState, loads: FleetLoads, monotonic: float) -> tuple[Rep
     )
 
 
-def _rates(
-    state: FleetState, rates: Mapping[str, float]
-) -> tuple[tuple[VersionId, float], ...]:
+def _rates(state: FleetState, rates: Mapping[str, float]) -> tuple[tuple[VersionId, float], ...]:
     """Of versions whose replicas have tiers."""
     return tuple(
         (name, rate)

@@ -99,26 +99,26 @@ class Scaler:
     def _scale_by_load(self, version_id: VersionId, spec: VersionSpec, now: float) -> None:
         load = self._load_of(version_id, spec, now)
         scale = self._state.scaling.scales.get(version_id)
-        memory = self._memories.get(version_id, Memory())
+        is_less = scale is not None and scale.code == "slack"
+        memory = self._memories.get(version_id, Memory(has_pile=not is_less))
         if scale is not None:
-            memory = replace(memory, since=scale.since, too_few=scale.too_few)
+            known = {"too_few": scale.too_few, "for_pile": scale.for_pile}
+            memory = replace(memory, since=scale.since, **known)
         verdict, memory = decide(load, memory, now, self._policy)
         self._memories[version_id] = memory
         if verdict is None:
             return
         del self._memories[version_id]
         readings = tuple(Reading(name, value) for name, value in load.readings())
-        if verdict.code in scaling.MORE and not verdict.was_too_few:
-            readings += (Reading(scaling.DRAINS, 1.0),)
+        if verdict.is_for_pile:
+            readings += (Reading(scaling.FOR_PILE, 1.0),)
         self._scale(version_id, load.num, verdict.after, verdict.code, verdict.reason, readings)
 
     def _load_of(self, version_id: VersionId, spec: VersionSpec, now: float) -> Load:
         view = self._watch.view
         num, num_ready = self._state.num_wanted(version_id, spec), self._state.num_ready(version_id)
         num_open = view.num_open.get(version_id, 0)
-        settled_at = self._settling.since(
-            version_id, num, num_ready, num_open, spec.max_batch, now
-        )
+        settled_at = self._settling.since(version_id, num, num_ready, num_open, spec.max_batch, now)
         return Load(
             num,
             spec.min_replicas,

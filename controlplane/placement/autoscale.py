@@ -28,6 +28,14 @@ draining it is not remembered as too few: without the pile it may do::
     36 open still after 15 s more                       queue: 1 -> 2, though less than at first
     the pile is gone, 3 open for 120 s                  slack: 2 -> 1, of which nothing bad is known
 
+So what was added for a pile goes again, as far as the rest would not press: the gap between
+``slots_down`` and ``slots_up`` would keep it for good, though the load never asked for it. If the
+rest presses after all, that is known of it from then on, and it is not tried again::
+
+    20 open for 2 loaded replicas, 60 piled up          queue: 2 -> 4
+    the pile is gone, 20 open of 32 for 120 s           slack: 4 -> 3, which have 20 of 24
+    20 open of 24                                       3 stay: 2 would have 20 of 16
+
 Nor do first tokens count that waited behind a pile (``settling``).
 
 With a minimum of 0 the last replica goes when nothing was asked for ``idle_s`` and nothing is
@@ -101,8 +109,9 @@ class Memory:
 
     ``pressed_since`` and ``slack_since``: from when on the load asked for more or less without a
     pause, None if it does not. ``open_then``: what was open when it began to press, or when
-    it was last looked whether that drains. ``has_pile``: more has been open than there are slots
-    ever since as many as wanted were ready. ``too_few``: demand by number of replicas that it was
+    it was last looked whether that drains. ``has_pile``: it has pressed ever since as many as
+    wanted were ready. ``for_pile``: it was for
+    a pile that the number was raised last. ``too_few``: demand by number of replicas that it was
     too much for.
     """
 
@@ -111,17 +120,32 @@ class Memory:
     slack_since: float | None = None
     open_then: int = 0
     has_pile: bool = True
+    for_pile: bool = False
     too_few: Mapping[int, float] = field(default_factory=dict)
+
+
+MORE = ("queue", "kv_pressure", "ttft")  # codes of an increase that a load has forced
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``was_too_few``: the number before is known to be too few for the demand."""
+    """``is_for_pile``: else an increase says that the number before is too few for the demand."""
 
     after: int
     code: str  # woken | queue | kv_pressure | ttft | slack | idle
     reason: str
-    was_too_few: bool = False
+    is_for_pile: bool = False
+
+
+def changed(memory: Memory, load: Load, verdict: Verdict, now: float) -> Memory:
+    """What is remembered once ``verdict`` is carried out; as ``domain.scaling`` folds it."""
+    too_few, for_pile = dict(memory.too_few), verdict.is_for_pile
+    if verdict.code in MORE and not for_pile:
+        too_few[load.num] = load.demand
+    is_less = verdict.code == "slack"
+    if is_less:  # nothing has piled up before it: what presses now is the load itself
+        for_pile = memory.for_pile
+    return Memory(since=now, has_pile=not is_less, for_pile=for_pile, too_few=too_few)
 
 
 def decide(
@@ -149,7 +173,7 @@ def _noted(memory: Memory, load: Load, presses: bool, has_slack: bool, now: floa
         pressed_since=_since(presses, memory.pressed_since, now),
         slack_since=_since(has_slack, memory.slack_since, now),
         open_then=load.num_open if begins else memory.open_then,
-        has_pile=memory.has_pile and (load.num_ready < load.num or load.slots_used > 1),
+        has_pile=memory.has_pile and (presses or load.num_ready < load.num),
     )
 
 
@@ -186,7 +210,7 @@ def _has_slack(load: Load, memory: Memory, policy: Policy) -> bool:
     grown = load.num / rest
     was_too_much = [demand for num, demand in memory.too_few.items() if num >= rest]
     return (
-        load.slots_used * grown < policy.slots_down
+        load.slots_used * grown < (policy.slots_up if memory.for_pile else policy.slots_down)
         and load.kv_used * grown < policy.kv_down
         and load.ttft <= 1
         and all(load.demand <= policy.tolerance * demand for demand in was_too_much)
@@ -205,9 +229,9 @@ def _more(load: Load, code: str, has_pile: bool, policy: Policy) -> Verdict:
         "ttft": f"the first token takes {load.ttft:.1f} times its target",
     }
     text = f"More is asked of it than it can do: {says[code]}."
-    if code == "queue" and has_pile:
-        return Verdict(min(after, load.high), code, f"{text} They had piled up before.")
-    return Verdict(min(after, load.high), code, text, was_too_few=True)
+    if has_pile:
+        text += " It may be for what had piled up before."
+    return Verdict(min(after, load.high), code, text, has_pile)
 
 
 def _less(load: Load) -> Verdict:

@@ -181,7 +181,5 @@ def explain(decision: PlacementDecided) -> list[str]:
     ]
     sentences += [f"Started {start.assignment.replica_id}: {start.reason}"
                   for start in decision.started]  # fmt: skip
-    sentences += [
-        f"Kept {one.assignment.replica_id}: {one.reason}" for one in decision.retiered
-    ]
+    sentences += [f"Kept {one.assignment.replica_id}: {one.reason}" for one in decision.retiered]
     return sentences + [gap.reason for gap in decision.unplaced]

@@ -102,7 +102,8 @@ def _of_host(crowded: Sequence[Slot], room: int, demand: _Demand) -> list[Retier
     parked = [one for one in there if not one.is_stored]
     over = sum(one.num_bytes for one in parked) - room
     if over > 0:
-        leaving = _until(over, demand.least_first(parked))
+        idle = [one for one in parked if not one.is_steady]
+        leaving = _until(over, demand.least_first(idle))
         return [_changed(one, "storage", "host_full", demand) for one in leaving]
     stored = [one for one in there if one.is_stored]
     return _exchanged(room, parked, stored, ("warm", "storage"), demand)
@@ -150,7 +151,7 @@ def _exchanged(
         [one.assignment.replica_id for one in upper],
         [one.assignment.replica_id for one in upper if not demand.is_settled(one)],
     )
-    worth = {
+    worth: dict[str, float] = {
         one.assignment.replica_id: demand.worth(one) for one in (*upper, *may_go_up)
     }
     best = next(swaps(memory, worth, MARGIN, PRICE), None)

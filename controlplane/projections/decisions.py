@@ -30,7 +30,8 @@ class Decision(Row, frozen=True):
 
 
 class DecisionAbout(Row, frozen=True):
-    """A version that a decision starts, stops, misses or keeps in another tier. Key: "version id/position"."""
+    """A version that a decision starts, stops, misses or keeps in another tier. Key: "version
+    id/position"."""
 
     history: ClassVar = True
 

@@ -18,6 +18,7 @@ from controlplane.placement.autoscale import (
     Load,
     Memory,
     Policy,
+    changed,
     decide,
 )
 from controlplane.placement.demand import Recent
@@ -108,14 +109,12 @@ def scale(
         settled = settling.since("", num, num_ready, num_open, node.num_slots, now)
         load = Load(
             num, low, high, num_ready, num_open, num_slots=node.num_slots,
-            ttft=fleet.ttft_s(settled) / TARGET_TTFT_S["standard"], demand=demand, idle_s=now - asked_at,
+            ttft=fleet.ttft_s(settled) / TARGET_TTFT_S["standard"],
+            demand=demand, idle_s=now - asked_at,
         )  # fmt: skip
         verdict, memory = decide(load, memory, now, policy)
         if verdict is not None:
-            too_few = dict(memory.too_few)
-            if verdict.was_too_few:
-                too_few[num] = demand
-            num, memory = verdict.after, Memory(now, too_few=too_few)
+            num, memory = verdict.after, changed(memory, load, verdict, now)
             fleet.become(num, now)
         yield Step(
             now, rate(now), num, fleet.num_ready(now), len(fleet.running), len(fleet.waiting)

@@ -21,6 +21,7 @@ from controlplane.placement.autoscale import (
     TARGET_TTFT_S,
     Load,
     Memory,
+    changed,
     decide,
 )
 from controlplane.placement.demand import Recent
@@ -115,10 +116,7 @@ class Scaler:
         verdict, self._memories[number] = decide(load, memory, now)
         if verdict is not None:
             self._control.scale(self._versions[number], load.num, verdict, wall)
-            too_few = dict(memory.too_few)
-            if verdict.was_too_few:
-                too_few[load.num] = load.demand
-            self._memories[number] = Memory(since=now, too_few=too_few)
+            self._memories[number] = changed(memory, load, verdict, now)
 
     def _load(self, number: int, now: float) -> Load:
         spec, machines = self._specs[number], self._machines

@@ -33,9 +33,7 @@ test("a decision reads as sentences, with scores and what was ruled out", async 
 
 test("a decision names who is kept in another tier, and why", async () => {
   await open("/decisions?open=d-2");
-  await screen.findByText(
-    "minilm@v1 is asked for less than smollm2@v1, which takes its place.",
-  );
+  await screen.findByText("minilm@v1 is asked for less than smollm2@v1, which takes its place.");
   expect(document.body.textContent).toContain("1 replica of minilm@v1 in another tier");
 });
 

@@ -1,4 +1,4 @@
-"""The demand shifts: the controller records which replicas change their tier, and tells the node."""
+"""The demand shifts: the controller records who changes its tier, and tells the node."""
 
 from controlplane.application.fleet import DeviceLoad, NodeLoad
 from controlplane.application.publish import desired_nodes

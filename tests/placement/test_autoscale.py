@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.placement.autoscale import DEFAULT_POLICY, Load, Memory, decide
+from controlplane.placement.autoscale import DEFAULT_POLICY, Load, Memory, changed, decide
 from controlplane.simulation.autoscaling import Node, Step, scale
 
 BUSY = Load(num=1, low=1, high=4, num_ready=1, num_open=9, num_slots=8, demand=60.0)
@@ -72,11 +72,22 @@ def test_a_number_with_a_pile_before_it_is_not_known_to_be_too_few() -> None:
     piled = replace(BUSY, num_open=40)
     _, memory = decide(piled, Memory(), 1000.0)
     verdict, _ = decide(piled, memory, 1015.0)
-    assert verdict is not None and (verdict.after, verdict.was_too_few) == (2, False)
-    _, memory = decide(replace(BUSY, num_open=8), Memory(), 1000.0)
+    assert verdict is not None and (verdict.after, verdict.is_for_pile) == (2, True)
+    assert changed(memory, piled, verdict, 1015.0).too_few == {}
+    _, memory = decide(replace(BUSY, num_open=4), Memory(), 1000.0)
     _, memory = decide(piled, memory, 1001.0)
     verdict, _ = decide(piled, memory, 1016.0)
-    assert verdict is not None and verdict.was_too_few, "it had no pile, and one grew"
+    assert verdict is not None and not verdict.is_for_pile, "it had no pile, and one grew"
+    assert changed(memory, piled, verdict, 1016.0).too_few == {1: 60.0}
+
+
+def test_what_was_added_for_a_pile_goes_again_as_far_as_the_rest_would_not_press() -> None:
+    four = Load(num=4, low=1, high=8, num_ready=4, num_open=20, num_slots=8, demand=100.0)
+    assert after(four, 600.0) == 4
+    assert after(four, 120.0, Memory(for_pile=True)) == 3
+    three = replace(four, num=3, num_ready=3)
+    assert after(three, 600.0, Memory(for_pile=True)) == 3
+    assert after(four, 600.0, Memory(for_pile=True, too_few={3: 100.0})) == 4
 
 
 def test_the_last_replica_goes_when_nothing_is_asked_nor_expected() -> None:
@@ -141,7 +152,7 @@ def test_under_a_steady_load_the_number_settles(
 @settings(max_examples=40, deadline=None)
 @given(
     load=st.floats(0.2, 4.0),
-    pile=st.floats(0.0, 20.0),
+    pile=st.one_of(st.just(0.0), st.floats(2.0, 20.0)),
     low=st.integers(0, 1),
     slots=st.sampled_from([1, 2, 4, 8, 16]),
     service_s=st.sampled_from([1.0, 2.0, 4.0, 10.0]),
@@ -158,15 +169,25 @@ def test_after_a_pile_the_number_returns_to_what_is_needed(
     jitter: int,
 ) -> None:
     """``load`` is in replicas. What waits at the beginning is served sooner or later, whatever was
-    added for it goes again, and then the number stays: one less would press at times."""
+    added for it goes again, and then the number stays: one less would press at times, or did."""
     a_minute = min(600.0, load * slots / service_s * 60)
     node = Node(slots, service_s, load_s, jitter)
     steps = run(lambda at: a_minute, 3000, node, low, 8, int(pile * slots))
     assert all(step.num <= 8 for step in steps) and turns(steps) <= 2
     late = steps[-360:]
     assert len({step.num for step in late}) == 1
-    rest, most_open = late[0].num - 1, max(one.num_running + one.num_waiting for one in late)
-    assert rest < max(1, low) or most_open / (slots * rest) >= DEFAULT_POLICY.slots_down
+    rest = late[0].num - 1
+    most_open = max(one.num_running + one.num_waiting for one in steps[-600:])
+    least = DEFAULT_POLICY.slots_up if pile >= 2 * max(1.0, load) else DEFAULT_POLICY.slots_down
+    assert rest < max(1, low) or most_open / (slots * rest) >= least
+
+
+def test_what_waited_while_the_first_replica_loaded_keeps_no_replica_for_good() -> None:
+    """100 requests a minute of 12 s fill 20 slots, two and a half replicas of eight."""
+    steps = run(lambda at: 100.0, 3600, Node(8, 12.0, 20.0, 1), 0, 8)
+    assert max(step.num for step in steps) == 4
+    assert {step.num for step in steps[900:]} == {3}
+    assert turns(steps) == 1
 
 
 def test_a_held_pile_adds_nothing_where_one_replica_does() -> None:

@@ -19,7 +19,12 @@ SPEC = VersionSpec(version="v1", source="simulated://m", gpu_memory=1000, reside
 
 def assignment(name: str, tier: str) -> placement.Assignment:
     return placement.Assignment(
-        f"{name}.v1.g1.0", f"{name}@v1", "n1", 0, 1000, tier=tier  # type: ignore[arg-type]
+        f"{name}.v1.g1.0",
+        f"{name}@v1",
+        "n1",
+        0,
+        1000,
+        tier=tier,  # type: ignore[arg-type]
     )
 
 

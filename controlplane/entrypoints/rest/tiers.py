@@ -21,7 +21,7 @@ from controlplane.projections.fleet import Replica
 
 
 def live_load(source: Source, row: Replica) -> ReplicaLoad | None:
-    """What its node says of it; None if it is not heard, has no tiers, or ``source`` is the past."""
+    """What its node says of it; None if it is silent, has no tiers, or ``source`` is the past."""
     if not isinstance(source, DatabaseSource):
         return None
     loads = bootstrap.heard_loads()

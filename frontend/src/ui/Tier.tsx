@@ -35,7 +35,9 @@ export function Tier({ replica }: { replica: Replica }) {
   return (
     <>
       <span title={liveTitle(live)}>{words(live.tier)}</span>
-      {isElsewhere(live, replica) && <span title={placedTitle(replica)}>, {placedText(replica)}</span>}
+      {isElsewhere(live, replica) && (
+        <span title={placedTitle(replica)}>, {placedText(replica)}</span>
+      )}
     </>
   );
 }
