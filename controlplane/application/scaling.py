@@ -102,8 +102,8 @@ class Scaler:
         is_less = scale is not None and scale.code == "slack"
         memory = self._memories.get(version_id, Memory(has_pile=not is_less))
         if scale is not None:
-            known = {"too_few": scale.too_few, "for_pile": scale.for_pile}
-            memory = replace(memory, since=scale.since, **known)
+            since, too_few = scale.since, scale.too_few
+            memory = replace(memory, since=since, too_few=too_few, for_pile=scale.for_pile)
         verdict, memory = decide(load, memory, now, self._policy)
         self._memories[version_id] = memory
         if verdict is None:

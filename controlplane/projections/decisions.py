@@ -56,7 +56,8 @@ def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
         )
     )
     touched = {start.assignment.version_id for start in event.started}
-    touched |= {one.assignment.version_id for one in (*event.stopped, *event.retiered)}
+    touched |= {stop.assignment.version_id for stop in event.stopped}
+    touched |= {one.assignment.version_id for one in event.retiered}
     for name in touched | {gap.version_id for gap in event.unplaced}:
         rows.put(DecisionAbout(f"{name}/{recorded.position}", name, recorded.position))
 

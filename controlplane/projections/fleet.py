@@ -237,7 +237,8 @@ def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
         _start(rows, start, event, generation)
     for one in event.retiered:
         _retier(rows, one, event.at)
-    touched = {one.assignment.node_id for one in (*event.stopped, *event.retiered)}
+    touched = {stop.assignment.node_id for stop in event.stopped}
+    touched |= {one.assignment.node_id for one in event.retiered}
     for node_id in touched | {start.assignment.node_id for start in event.started}:
         node = rows.get(Node, node_id)
         if node is not None:
