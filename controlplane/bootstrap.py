@@ -40,7 +40,7 @@ from controlplane.application.check import Checked, Copies, StoredLog, check_eve
 from controlplane.application.demand import DemandWatch, Forecaster
 from controlplane.application.export_scan import Source
 from controlplane.application.exports import ExportError
-from controlplane.application.fleet import OnLoad
+from controlplane.application.fleet import FleetLoads, OnLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.notes import PublicKey, Signer
@@ -272,6 +272,12 @@ def ledger() -> LedgerStore:
 def usage() -> StandingCheck:
     """Adds usage up and checks it; for one thread."""
     return StandingCheck(clock())
+
+
+@cache
+def heard_loads() -> FleetLoads:
+    """The newest telemetry that a web process has heard, for its GETs and its dashboards alike."""
+    return FleetLoads()
 
 
 async def listen_to_nodes(on_load: OnLoad) -> None:

@@ -80,6 +80,7 @@ class Part:
     num_output_tokens: int = 0
     num_before: int = 0
     num_cached_tokens: int = 0
+    num_computed_tokens: int = 0  # of the inputs that it embeds, by the attempt that ended it
     num_pending_tokens: int = 0  # of the prompt, until the attempt brings a token
     queue_ms: float | None = None  # of the first attempt that brought a token
     attempt_queue_ms: float | None = None
@@ -303,8 +304,8 @@ class Call:
     def _end_attempt(self, part: Part, delta: Any) -> None:
         part.num_cached_tokens = max(part.num_cached_tokens, delta.num_cached_tokens)
         reason, error = delta.finish_reason, _error_of(delta)
-        if part.input_lengths and error is None:
-            part.note_queue(delta.queue_ms)
+        if part.input_lengths:
+            self._note_embedded(part, delta, error is None)
         self._serving.left(part)
         part.note(_OUTCOMES.get(reason, "ok"), delta.error_code, part.heard_at)
         if error is not None and self._moves(part, cause_of(reason, delta.error_code)):
@@ -318,6 +319,13 @@ class Call:
         if error is not None:
             part.error = error
             self.error = self.error or error
+
+    def _note_embedded(self, part: Part, delta: Any, is_whole: bool) -> None:
+        """How much was computed: of one that was stopped, what its node says."""
+        num_told = min(delta.num_computed_tokens, len(part.prompt))
+        part.num_computed_tokens = len(part.prompt) if is_whole else num_told
+        if part.num_computed_tokens:
+            part.note_queue(delta.queue_ms)
 
     def _moves(self, part: Part, cause: str) -> bool:
         """Whether another replica is to go on with ``part``, whose attempt is over."""
@@ -396,6 +404,7 @@ class _Ended:
     logprobs: tuple[Any, ...] = ()
     num_cached_tokens: int = 0
     queue_ms: float = 0.0
+    num_computed_tokens: int = 0
 
 
 def _error_of(delta: Any) -> Refused | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from controlplane.application.ports import Clock
+from controlplane.placement.ahead import worths
 from controlplane.placement.demand import Demand, Recent
 from controlplane.placement.weights import FITTED
 
@@ -92,6 +93,11 @@ class DemandView:
     last_open: Mapping[str, float] = field(default_factory=dict)
     arrivals: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     ttft: Mapping[str, tuple[FirstToken, ...]] = field(default_factory=dict)
+
+    def rates_asked(self) -> dict[str, float]:
+        """Requests a minute for each version: lately, or expected if that is more."""
+        expected = {name: one.num for name, one in self.expected.items()}
+        return worths(expected, self.demand)
 
     def num_since(self, version_id: str, at: float) -> int:
         return sum(one >= at for one in self.arrivals.get(version_id, ()))

@@ -105,7 +105,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
 
     ``tier``: resident | host | storage, "" from nodes without tiers; ``expected_wait_s`` until a
     request sent now reaches its engine. ``charged_bytes`` of its device, 0 if not measured yet.
-    ``load_work`` grows while it downloads or loads (``wire.ReplicaLoad``)."""
+    ``load_work`` grows while it downloads or loads (``wire.ReplicaLoad``). ``tier_since``: Unix
+    seconds by the node's clock, 0 if it was never in another."""
 
     replica_id: str
     version_id: str
@@ -135,6 +136,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     expected_wait_s: float = 0.0
     charged_bytes: int = 0
     load_work: float = 0.0
+    tier_since: float = 0.0
 
     @property
     def is_away(self) -> bool:

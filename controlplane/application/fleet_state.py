@@ -135,10 +135,10 @@ class FleetState:
             node = self.nodes.get(one.node_id)
             said = node.replicas.get(one.replica_id) if node else None
             load = self._load_of(one, loads) if loads else None
-            if load and load.is_away and self._is_sendable(one, load):
+            if node is not None and node.status == "suspect":
+                silent = silent or said is not None
+            elif load and load.is_away and self._is_sendable(one, load):
                 away.append(load.expected_wait_s)
-            elif said and node and node.status == "suspect":
-                silent = True
             elif said and said[1] == "ready":
                 return None
             elif said and said[1] != "failed":
@@ -159,11 +159,12 @@ class FleetState:
         return _find(load.replicas if load else (), assignment.replica_id)
 
     def _is_sendable(self, assignment: Assignment, load: ReplicaLoad | None) -> bool:
-        """Whether its node takes requests for it: ready, or warm and not loaded yet."""
+        """Whether its node takes requests for it: ready, or placed to take turns and not loaded
+        yet."""
         if self.replica_state(assignment) == "ready":
             return True
         held = load is not None and load.tier == "storage" and load.state in HELD
-        return assignment.tier == "warm" and held
+        return assignment.tier in ("warm", "storage") and held
 
     def unplaced_reason(self, version_id: str) -> str:
         """The planner's sentence on why a wanted replica runs nowhere; "" if none is missing."""

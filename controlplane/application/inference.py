@@ -75,6 +75,7 @@ class Delta(Protocol):
     queue_ms: float
     logprobs: tuple[Any, ...]
     embeddings: tuple[bytes, ...]
+    num_computed_tokens: int
 
 
 class Generator(Protocol):

@@ -66,8 +66,8 @@ def _with_tiers(replicas: list[DesiredReplica], state: FleetState) -> tuple[Desi
 
 
 def _tier(replica: DesiredReplica, placed: Assignment) -> str:
-    if placed.tier == "warm":
-        return "warm"
+    if placed.tier in ("warm", "storage"):
+        return placed.tier
     return "swappable" if replica.spec.residency == "swappable" else "resident"
 
 

@@ -7,7 +7,7 @@ and plans again next time.
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from controlplane.application.fleet import DeviceLoad, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
@@ -22,6 +22,7 @@ from controlplane.domain.placement import Assignment, DecidePlacement, PlanInput
 from controlplane.placement.plan import (
     PLANNER,
     PLANNERS_THAT_STOP_FAILING,
+    PLANNERS_WITHOUT_TIERING,
     PLANNERS_WITHOUT_WHOLES,
     PlacementPlan,
     plan,
@@ -35,11 +36,15 @@ from controlplane.placement.snapshot import (
     VersionView,
 )
 
+NO_RATES: Mapping[str, float] = {}
 RESERVED_BYTES = {"cuda": 2 * 1024**3}  # driver, workspace, fragmentation; by kind of device
 
 
-def inputs_of(state: FleetState, loads: FleetLoads, monotonic: float) -> PlanInputs:
-    """What no event says: the nodes' telemetry, and what this release keeps free."""
+def inputs_of(
+    state: FleetState, loads: FleetLoads, monotonic: float, rates: Mapping[str, float] = NO_RATES
+) -> PlanInputs:
+    """What no event says: the nodes' telemetry, what is asked for (requests a minute by version),
+    and what this release keeps free."""
     return PlanInputs(
         foreign_bytes=tuple(
             (NodeId(node_id), device.index, device.foreign_bytes)
@@ -57,6 +62,7 @@ def inputs_of(state: FleetState, loads: FleetLoads, monotonic: float) -> PlanInp
         host_bytes=_host_bytes(state, loads),
         charged_bytes=_charged_bytes(state, loads),
         steady=_steady(state, loads, monotonic),
+        rates=_rates(state, rates),
     )
 
 
@@ -89,6 +95,17 @@ def _steady(state: FleetState, loads: FleetLoads, monotonic: float) -> tuple[Rep
     )
 
 
+def _rates(state: FleetState, rates: Mapping[str, float]) -> tuple[tuple[VersionId, float], ...]:
+    """Of versions whose replicas have tiers."""
+    return tuple(
+        (name, rate)
+        for name, spec in live_versions(state)
+        if spec.residency == "swappable"
+        and state.assignments_of(name)
+        and (rate := round(rates.get(name, 0.0), 3)) > 0
+    )
+
+
 def _devices(load: NodeLoad | None) -> tuple[DeviceLoad, ...]:
     return load.devices if load else ()
 
@@ -109,6 +126,7 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
                 idle_s.get(one.replica_id, 0.0),
                 charged.get(one.replica_id, 0),
                 one.replica_id in steady,
+                state.placement.retiered_at.get(one.replica_id, 0.0),
             )
             for one in state.placement.assignments.values()
         ),
@@ -121,6 +139,8 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
         now=now,
         keeps_wholes=inputs.planner not in PLANNERS_WITHOUT_WHOLES,
         keeps_failing=keeps_failing,
+        retiers=inputs.planner not in PLANNERS_WITHOUT_TIERING,
+        rates=dict(inputs.rates),
     )
 
 
@@ -176,12 +196,19 @@ def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:
 
 
 class Reconciler:
-    """``step`` plans once. ``num_placed`` counts starts, stops and gaps by their code."""
+    """``step`` plans once. ``num_placed`` counts starts, stops, gaps and changes of tier by their
+    code; ``rates`` says how often each version is asked for, in requests a minute."""
 
     def __init__(
-        self, handler: CommandHandler, clock: Clock, state: FleetState, loads: FleetLoads
+        self,
+        handler: CommandHandler,
+        clock: Clock,
+        state: FleetState,
+        loads: FleetLoads,
+        rates: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._handler, self._clock, self._state, self._loads = handler, clock, state, loads
+        self._rates = rates
         self.num_conflicts = 0
         self.num_placed: Counter[str] = Counter()
 
@@ -189,7 +216,7 @@ class Reconciler:
         """Whether a decision was appended."""
         generation = self._state.placement.generation
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        inputs = inputs_of(self._state, self._loads, monotonic)
+        inputs = inputs_of(self._state, self._loads, monotonic, self._rates())
         made = plan(snapshot(self._state, inputs, now), generation + 1)
         command = DecidePlacement(
             f"dec-{uuid.uuid4().hex}",
@@ -199,6 +226,7 @@ class Reconciler:
             made.unplaced,
             now,
             inputs,
+            made.retiered,
         )
         if not placement.decide(self._state.placement, command):
             return False
@@ -218,5 +246,6 @@ class Reconciler:
             return False
         self.num_placed.update(stop.code for stop in made.stopped)
         self.num_placed.update(gap.code for gap in made.unplaced)
+        self.num_placed.update(one.code for one in made.retiered)
         self.num_placed["started"] += len(made.started)
         return True

@@ -68,7 +68,11 @@ def replay(fleet: FleetState, recorded: RecordedEvent) -> Replay:
         snapshot(fleet, stored.inputs or PlanInputs(), stored.at), fleet.placement.generation + 1
     )
     again = msgspec.structs.replace(
-        stored, started=made.started, stopped=made.stopped, unplaced=made.unplaced
+        stored,
+        started=made.started,
+        stopped=made.stopped,
+        unplaced=made.unplaced,
+        retiered=made.retiered,
     )
     found: list[Difference] = []
     if encode(again) != encode(stored):

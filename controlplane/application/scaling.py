@@ -15,7 +15,7 @@ ahead: they are always there.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from controlplane.application.demand import HORIZON_S, DemandWatch, Expectation
@@ -36,7 +36,8 @@ from controlplane.domain.scaling import (
     RecordForecast,
     ScaleReplicas,
 )
-from controlplane.placement.ahead import loads_ahead, room_for
+from controlplane.placement.ahead import Load as Ahead
+from controlplane.placement.ahead import loads_ahead, room_for, worths
 from controlplane.placement.autoscale import (
     DEFAULT_POLICY,
     TARGET_TTFT_S,
@@ -45,6 +46,7 @@ from controlplane.placement.autoscale import (
     Policy,
     decide,
 )
+from controlplane.placement.settling import Settling
 from controlplane.placement.snapshot import FleetSnapshot
 
 ASKED_S = 30.0
@@ -68,7 +70,7 @@ class Scaler:
         self._handler, self._clock, self._state, self._loads = handler, clock, state, loads
         self._watch, self._policy = watch, policy
         self._memories: dict[str, Memory] = {}
-        self._settled: dict[str, tuple[int, float]] = {}  # replicas, and since when all are ready
+        self._settling = Settling(policy)
         self._ahead_at = float("-inf")
         self._seen = (0.0, -1)
         self.num_scaled: Counter[str] = Counter()
@@ -97,27 +99,32 @@ class Scaler:
     def _scale_by_load(self, version_id: VersionId, spec: VersionSpec, now: float) -> None:
         load = self._load_of(version_id, spec, now)
         scale = self._state.scaling.scales.get(version_id)
-        memory = self._memories.get(version_id, Memory())
+        is_less = scale is not None and scale.code == "slack"
+        memory = self._memories.get(version_id, Memory(has_pile=not is_less))
         if scale is not None:
-            memory = replace(memory, since=scale.since, too_few=scale.too_few)
+            since, too_few = scale.since, scale.too_few
+            memory = replace(memory, since=since, too_few=too_few, for_pile=scale.for_pile)
         verdict, memory = decide(load, memory, now, self._policy)
         self._memories[version_id] = memory
         if verdict is None:
             return
         del self._memories[version_id]
         readings = tuple(Reading(name, value) for name, value in load.readings())
+        if verdict.is_for_pile:
+            readings += (Reading(scaling.FOR_PILE, 1.0),)
         self._scale(version_id, load.num, verdict.after, verdict.code, verdict.reason, readings)
 
     def _load_of(self, version_id: VersionId, spec: VersionSpec, now: float) -> Load:
         view = self._watch.view
         num, num_ready = self._state.num_wanted(version_id, spec), self._state.num_ready(version_id)
-        settled_at = self._settled_at(version_id, num, num_ready, now)
+        num_open = view.num_open.get(version_id, 0)
+        settled_at = self._settling.since(version_id, num, num_ready, num_open, spec.max_batch, now)
         return Load(
             num,
             spec.min_replicas,
             spec.max_replicas,
             num_ready,
-            view.num_open.get(version_id, 0),
+            num_open,
             self._num_asked(version_id, now),
             spec.max_batch,
             self._kv_used(version_id),
@@ -132,16 +139,6 @@ class Scaler:
         scale = self._state.scaling.scales.get(version_id)
         since = max(now - ASKED_S, scale.since if scale else 0.0)
         return self._watch.view.num_since(version_id, since)
-
-    def _settled_at(self, version_id: str, num: int, num_ready: int, now: float) -> float | None:
-        """Since when as many as wanted are ready: what came before says nothing about them."""
-        known = self._settled.get(version_id)
-        if num_ready < num:
-            self._settled.pop(version_id, None)
-            return None
-        if known is None or known[0] != num:
-            known = self._settled[version_id] = (num, now)
-        return known[1]
 
     def _kv_used(self, version_id: str) -> float:
         """Share of the blocks of all its replicas; 0 where no node has said."""
@@ -269,27 +266,35 @@ class Scaler:
         )
 
     def _load_ahead(self, now: float) -> None:
-        specs = dict(live_versions(self._state))
-        asleep: dict[str, float] = {
-            name: self._expected(name).num
-            for name, spec in specs.items()
-            if not spec.min_replicas and not self._state.num_wanted(name, spec)
-        }
-        if not any(num >= SAID_EXPECTED for num in asleep.values()):
+        """Of the versions that come and go, by what is expected of each."""
+        specs = {name: spec for name, spec in live_versions(self._state) if not spec.min_replicas}
+        expected: dict[str, float] = {name: self._expected(name).num for name in specs}
+        if not any(
+            num >= SAID_EXPECTED and not self._state.num_wanted(name, specs[VersionId(name)])
+            for name, num in expected.items()
+        ):
             return
-        rates = self._watch.view.rates
-        for load in loads_ahead(self._snapshot(now), asleep, rates, self._spare(now)):
+        view = self._watch.view.rates
+        rates = {name: view[name] for name in expected if name in view}
+        worth = worths(expected, rates)
+        for load in loads_ahead(self._snapshot(now), expected, rates, self._spare(now)):
             for name in load.leaving:
                 self._displace(name, load.version_id)
-            expected = self._expected(load.version_id)
-            self._scale(
-                VersionId(load.version_id), 0, 1, scaling.PRELOAD,
-                f"{expected.num:.1f} requests for it are expected within {HORIZON_S:g} s "
-                f"({expected.method}).",
-                (Reading("expected", expected.num),
-                 Reading("rate", rates.get(load.version_id, 0.0))),
-                now + HORIZON_S,
-            )  # fmt: skip
+            self._preload(load, worth, now)
+
+    def _preload(self, load: Ahead, worth: Mapping[str, float], now: float) -> None:
+        """``worth`` is by what it was weighed against those who leave for it."""
+        expected = self._expected(load.version_id)
+        lost = sum(worth.get(name, 0.0) for name in load.leaving)
+        self._scale(
+            VersionId(load.version_id), 0, 1, scaling.PRELOAD,
+            f"{expected.num:.1f} requests for it are expected within {HORIZON_S:g} s "
+            f"({expected.method}).",
+            (Reading("expected", expected.num),
+             Reading("rate", worth[load.version_id]),
+             Reading("rate_of_leaving", lost)),
+            now + HORIZON_S,
+        )  # fmt: skip
 
     def _judge(self, now: float) -> set[str]:
         """Each load ahead whose time is over, or whose version is gone; those that ended by it."""

@@ -373,7 +373,7 @@ def _terminal_of(call: Call, at: float, now: float, explaining: Explaining) -> T
         error_code=call.error.code if call.error else "",
         node_id=first.target.node_id if first.target else "",
         replica_id=first.target.replica_id if first.target else "",
-        num_prompt_tokens=job.num_prompt_tokens if produced or outcome == "ok" else 0,
+        num_prompt_tokens=_num_prompt_tokens(call, outcome, produced),
         num_cached_tokens=_num_cached_tokens(call),
         num_output_tokens=produced,
         ttft_ms=(call.first_at - job.began) * 1000 if call.first_at is not None else None,
@@ -391,6 +391,16 @@ def _outcome(call: Call) -> str:
     if call.error is not None and call.error.code not in _LEFT:
         return "error"
     return "cancelled" if call.client_gone or call.error is not None else "ok"
+
+
+def _num_prompt_tokens(call: Call, outcome: str, produced: int) -> int:
+    """All of them once anything came of them. Of inputs whose client has left, those that were
+    computed; of inputs that could not be embedded none, since nobody gets a part of the vectors."""
+    if produced or outcome == "ok":
+        return call.job.num_prompt_tokens
+    if outcome == "cancelled":
+        return sum(part.num_computed_tokens for part in call.parts)
+    return 0
 
 
 def _num_cached_tokens(call: Call) -> int:

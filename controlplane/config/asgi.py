@@ -18,8 +18,14 @@ def application() -> Any:
     from controlplane.entrypoints.live.hub import process_hub
     from controlplane.entrypoints.rest.edge import EdgeGuard
 
-    router = ProtocolTypeRouter({"http": http, "websocket": routing.application(process_hub())})
-    return EdgeGuard(router, settings.ALLOWED_HOSTS)
+    hub = process_hub()
+    router = ProtocolTypeRouter({"http": http, "websocket": routing.application(hub)})
+
+    async def hearing(scope: Any, receive: Any, send: Any) -> None:
+        hub.hear()  # needs the running loop, which there is from the first request on
+        await router(scope, receive, send)
+
+    return EdgeGuard(hearing, settings.ALLOWED_HOSTS)
 
 
 web = application()

@@ -53,7 +53,7 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "ModelAccessChanged": 2,
     "ModelVersionAdded": 7,
     "NodeJoined": 3,
-    "PlacementDecided": 4,
+    "PlacementDecided": 5,
     "ReplicaBecameReady": 2,
     "ReplicaFailed": 2,
     "ReplicaStateChanged": 2,

@@ -25,8 +25,9 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
 
     ``shards`` are all devices of a tensor-parallel group, the one named here first. Groups placed
     before there were any took neighbouring devices; see ``shards_of``. ``replaces``: the replica
-    of the same version that leaves once this one is ready. ``tier``: resident, or warm if it was
-    placed beyond the device's memory, to be swapped in from its node's when it is asked for.
+    of the same version that leaves once this one is ready. ``tier``: resident, or, if it was
+    placed beyond the device's memory, warm (swapped in from its node's when it is asked for) or
+    storage (loaded then).
     """
 
     replica_id: ReplicaId
@@ -88,6 +89,20 @@ class Stopped(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class Retiered(msgspec.Struct, frozen=True, gc=False):
+    """A replica that stays where it is, and is kept in another tier than ``before`` from now on:
+    in that of ``assignment``. ``code``: more_asked | less_asked | room | crowded | host_full.
+    ``rate``: requests a minute for it; ``instead_of``: who gives up that tier for it, or for whom
+    it gives up the old one."""
+
+    assignment: Assignment
+    before: str
+    code: str
+    reason: str
+    rate: float
+    instead_of: tuple[ReplicaId, ...] = ()
+
+
 class Unplaced(msgspec.Struct, frozen=True, gc=False):
     """A replica that is wanted but fits nowhere now."""
 
@@ -107,7 +122,8 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     ``planner``: which rules and weights decided; another planner may well decide otherwise.
     ``host_bytes``: (node, bytes it keeps for what is swapped out). ``charged_bytes``: (replica,
     bytes of its device that the node counts once it has measured them). ``steady``: replicas that
-    have worked without a pause of late.
+    have worked without a pause of late. ``rates``: (swappable version, requests a minute, those
+    expected included).
     """
 
     foreign_bytes: tuple[tuple[NodeId, int, int], ...] = ()
@@ -117,6 +133,7 @@ class PlanInputs(msgspec.Struct, frozen=True, gc=False):
     host_bytes: tuple[tuple[NodeId, int], ...] = ()
     charged_bytes: tuple[tuple[ReplicaId, int], ...] = ()
     steady: tuple[ReplicaId, ...] = ()
+    rates: tuple[tuple[VersionId, float], ...] = ()
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -133,6 +150,7 @@ class PlacementDecided(Event, frozen=True, tag_field="type", tag="PlacementDecid
     unplaced: tuple[Unplaced, ...]
     at: float
     inputs: PlanInputs | None = None
+    retiered: tuple[Retiered, ...] = ()
 
 
 PlacementEvent = PlacementDecided
@@ -140,17 +158,26 @@ PlacementEvent = PlacementDecided
 
 # --- state ------------------------------------------------------------------------------------
 class Placement(State, frozen=True):
+    """``retiered_at``: of the replicas there are, when each last changed its tier."""
+
     generation: int = 0
     assignments: dict[str, Assignment] = msgspec.field(default_factory=dict)
     unplaced: tuple[Unplaced, ...] = ()
+    retiered_at: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 def evolve(placement: Placement, event: PlacementEvent) -> Placement:
     match event:
-        case PlacementDecided(started=started, stopped=stopped, unplaced=unplaced):
-            kept = dict(placement.assignments)
+        case PlacementDecided(
+            started=started, stopped=stopped, unplaced=unplaced, retiered=retiered, at=at
+        ):
+            kept, changed = dict(placement.assignments), dict(placement.retiered_at)
             for stop in stopped:
                 kept.pop(stop.assignment.replica_id, None)
+                changed.pop(stop.assignment.replica_id, None)
+            for one in retiered:
+                kept[one.assignment.replica_id] = one.assignment
+                changed[one.assignment.replica_id] = at
             for start in started:
                 kept[start.assignment.replica_id] = start.assignment
             return replace(
@@ -158,6 +185,7 @@ def evolve(placement: Placement, event: PlacementEvent) -> Placement:
                 generation=placement.generation + 1,
                 assignments=kept,
                 unplaced=unplaced,
+                retiered_at=changed,
             )
     return placement
 
@@ -171,13 +199,15 @@ class DecidePlacement(Command, frozen=True):
     unplaced: tuple[Unplaced, ...]
     now: float
     inputs: PlanInputs | None = None
+    retiered: tuple[Retiered, ...] = ()
 
 
 def decide(placement: Placement, command: DecidePlacement) -> list[Event]:
     same_gaps = [(u.version_id, u.num_missing, u.code) for u in command.unplaced] == [
         (u.version_id, u.num_missing, u.code) for u in placement.unplaced
     ]
-    if not command.started and not command.stopped and same_gaps:
+    changes = command.started or command.stopped or command.retiered
+    if not changes and same_gaps:
         return []
     return [
         PlacementDecided(
@@ -188,6 +218,7 @@ def decide(placement: Placement, command: DecidePlacement) -> list[Event]:
             command.unplaced,
             command.now,
             command.inputs,
+            command.retiered,
         )
     ]
 

@@ -23,6 +23,7 @@ from controlplane.domain.ids import VersionId
 STREAM = "scaling"
 PRELOAD = "preload"
 WOKEN = "woken"
+FOR_PILE = "for_pile"  # reading of an increase that says nothing about the number before
 MORE = ("queue", "kv_pressure", "ttft")  # codes of an increase that a load has forced
 
 
@@ -90,12 +91,14 @@ ScalingEvent = ReplicasScaled | DemandForecast | PreloadJudged
 
 # --- state ------------------------------------------------------------------------------------
 class Scale(State, frozen=True):
-    """``too_few``: at what demand (requests a minute) that many replicas were not enough."""
+    """``too_few``: at what demand (requests a minute) that many replicas were not enough.
+    ``for_pile``: it was for what had piled up that the number was raised last."""
 
     num: int
     since: float
     code: str = ""
     too_few: dict[int, float] = field(default_factory=dict)
+    for_pile: bool = False
 
 
 class Preload(State, frozen=True):
@@ -131,9 +134,12 @@ def evolve(scaling: Scaling, event: ScalingEvent) -> Scaling:
 def _scaled(scaling: Scaling, event: ReplicasScaled) -> Scaling:
     old = scaling.scales.get(event.version_id)
     too_few = dict(old.too_few) if old else {}
-    if event.code in MORE:
+    for_pile = bool(_reading(event, FOR_PILE))
+    if event.code in MORE and not for_pile:
         too_few[event.before] = _reading(event, "demand")
-    scale = Scale(event.after, event.at, event.code, too_few)
+    if event.code == "slack":
+        for_pile = old is not None and old.for_pile
+    scale = Scale(event.after, event.at, event.code, too_few, for_pile)
     preloads = scaling.preloads
     if event.code == PRELOAD:
         preloads = {**preloads, event.version_id: Preload(event.at, event.until)}

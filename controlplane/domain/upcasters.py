@@ -87,6 +87,12 @@ def _with_tiers(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _with_retiers(data: dict[str, Any]) -> dict[str, Any]:
+    """Until then a replica kept the tier that it was placed in."""
+    inputs = data["inputs"]
+    return {**data, "retiered": [], "inputs": inputs and {**inputs, "rates": []}}
+
+
 def _budget_of_many(data: dict[str, Any]) -> dict[str, Any]:
     """A tenant had one budget, of tokens for all it did; it is called ``default`` now."""
     kept = {name: value for name, value in data.items() if name != "tokens"}
@@ -129,6 +135,7 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("PlacementDecided", 1): lambda data: {**data, "inputs": None},
     ("PlacementDecided", 2): _with_counts,
     ("PlacementDecided", 3): _with_tiers,
+    ("PlacementDecided", 4): _with_retiers,
 }
 
 

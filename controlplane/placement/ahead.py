@@ -9,18 +9,23 @@ one device of 10 GB, a (6) and b (4) resident and idle, c (4) absent, rates as `
     c 2.0, a 1.0, b 1.95     2.0 < 1.05 x 1.95: nothing moves
     c 2.0, 0.5 expected      unlikely within five minutes: nothing moves, even if there is room
 
-A load costs its device's bandwidth and whoever leaves a load of its own later, so the model's rate
-must exceed the sum of theirs (``preload.MARGIN``), and a request must be likelier than not: 0.7
-expected requests mean one at least with 1 - e^-0.7 = 50 %.
+A load costs its device's bandwidth and whoever leaves a load of its own later, so it must pay by
+the very rule that a trace is replayed with (``preload.pays``): by a margin over all that leave, and
+by a price that is a share of all that is asked for, the higher the fewer places there are. What
+ranks a version is its rate or, if that is more, what is expected of it a minute: one that is asked
+for at this hour every day has no rate yet. Nobody leaves of whom more is expected, whatever the
+rates say. And a request must be likelier than not: 0.7 expected requests mean one at least with
+1 - e^-0.7 = 50 %.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controlplane.placement.plan import plan
-from controlplane.placement.preload import MARGIN
+from controlplane.placement.preload import MARGIN, pays, terms_of
 from controlplane.placement.snapshot import FleetSnapshot
 
+HORIZON_MINUTES = 5.0
 LOAD_EXPECTED = 0.7  # requests within the horizon
 MAX_LOADS, MAX_TRIES = 4, 8  # in one round
 MAX_LEAVING = 8  # for one model
@@ -40,26 +45,50 @@ def loads_ahead(
     rates: Mapping[str, float],
     idle: Sequence[str],
 ) -> list[Load]:
-    """``expected``: requests within the horizon, by version; ``rates`` rank (``demand``); ``idle``:
-    versions that may leave, with all their replicas. What has one wanted already is passed over."""
+    """``expected``: requests within the horizon, by version, of all that come and go; ``rates``
+    of the same rank them (``demand``); ``idle``: versions that may leave, with all their replicas.
+    What has one wanted already is passed over."""
     found: list[Load] = []
     wanted = {one.version_id for one in snapshot.versions if one.num_replicas}
     known = {str(one.version_id) for one in snapshot.versions}
     hopes = [name for name, num in expected.items() if num >= LOAD_EXPECTED and name in known]
+    worth = worths(expected, rates)
+    price = terms_of(num_places(snapshot, {*expected, *idle})).price
     staying = list(idle)
     asleep = [name for name in hopes if name not in wanted]
-    for name in sorted(asleep, key=lambda one: (-rates.get(one, 0.0), one))[:MAX_TRIES]:
+    for name in sorted(asleep, key=lambda one: (-worth[one], one))[:MAX_TRIES]:
         if len(found) == MAX_LOADS:
             break
-        rate = rates.get(name, 0.0)
-        leaving = room_for(snapshot, name, _lesser(staying, rates, rate))
-        lost = sum(max(0.0, rates.get(one, 0.0)) for one in leaving or ())
-        if leaving is None or (leaving and rate <= MARGIN * lost):
+        lesser = [one for one in staying if expected.get(one, 0.0) <= expected[name]]
+        leaving = room_for(snapshot, name, _lesser(lesser, worth, worth[name]))
+        if leaving is None or not pays(worth[name], leaving, worth, price):
             continue
         snapshot = _changed(snapshot, {name: 1, **dict.fromkeys(leaving, 0)})
         staying = [one for one in staying if one not in leaving]
         found.append(Load(name, leaving))
     return found
+
+
+def worths(expected: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
+    """What ranks each version: its rate, or what is expected of it a minute if that is more."""
+    return {
+        name: max(rates.get(name, 0.0), expected.get(name, 0.0) / HORIZON_MINUTES)
+        for name in {*expected, *rates}
+    }
+
+
+def num_places(snapshot: FleetSnapshot, coming_and_going: Collection[str]) -> float:
+    """For how many versions of their mean size the devices have room that take replicas now."""
+    sizes = [
+        one.shard_bytes for one in snapshot.versions if str(one.version_id) in coming_and_going
+    ]
+    room = sum(
+        device.capacity_bytes
+        for node in snapshot.nodes
+        if node.status == "ready" and not node.draining
+        for device in node.devices
+    )
+    return room * len(sizes) / sum(sizes) if sizes else 0.0
 
 
 def _lesser(idle: Sequence[str], rates: Mapping[str, float], than: float) -> list[str]:
@@ -95,7 +124,10 @@ def _spared(
 def _is_placed(snapshot: FleetSnapshot, version_id: str, leaving: Sequence[str], gaps: int) -> bool:
     made = plan(_changed(snapshot, {version_id: 1, **dict.fromkeys(leaving, 0)}), 0)
     return (
-        any(start.assignment.version_id == version_id for start in made.started)
+        any(
+            start.assignment.version_id == version_id and start.assignment.tier != "storage"
+            for start in made.started
+        )
         and not any(stop.code == "evicted" for stop in made.stopped)
         and sum(gap.num_missing for gap in made.unplaced) <= gaps
     )

@@ -20,6 +20,24 @@ example, 8 slots a replica, between 1 and 4::
 Under a demand that holds, each number can be found too few only once, so the number goes up at most
 as often as there are replicas to add, and down at most as often as it had overshot.
 
+What had piled up before a number of replicas was ready says little about that number. While it
+drains nothing is added, and if it drains too slowly and one is added for that, the number that was
+draining it is not remembered as too few: without the pile it may do::
+
+    40 were held while 1 loaded, 36 open after 15 s     they drain, nothing is added
+    36 open still after 15 s more                       queue: 1 -> 2, though less than at first
+    the pile is gone, 3 open for 120 s                  slack: 2 -> 1, of which nothing bad is known
+
+So what was added for a pile goes again, as far as the rest would not press: the gap between
+``slots_down`` and ``slots_up`` would keep it for good, though the load never asked for it. If the
+rest presses after all, that is known of it from then on, and it is not tried again::
+
+    20 open for 2 loaded replicas, 60 piled up          queue: 2 -> 4
+    the pile is gone, 20 open of 32 for 120 s           slack: 4 -> 3, which have 20 of 24
+    20 open of 24                                       3 stay: 2 would have 20 of 16
+
+Nor do first tokens count that waited behind a pile (``settling``).
+
 With a minimum of 0 the last replica goes when nothing was asked for ``idle_s`` and nothing is
 expected; a request that finds no replica wakes the version at once.
 """
@@ -90,22 +108,44 @@ class Memory:
     """What is remembered of a version from round to round. ``since``: of its last change.
 
     ``pressed_since`` and ``slack_since``: from when on the load asked for more or less without a
-    pause, None if it does not. ``open_then``: what was open when it began to press. ``too_few``:
-    demand by number of replicas that it was too much for.
+    pause, None if it does not. ``open_then``: what was open when it began to press, or when
+    it was last looked whether that drains. ``has_pile``: it has pressed ever since as many as
+    wanted were ready. ``for_pile``: it was for
+    a pile that the number was raised last. ``too_few``: demand by number of replicas that it was
+    too much for.
     """
 
     since: float = 0.0
     pressed_since: float | None = None
     slack_since: float | None = None
     open_then: int = 0
+    has_pile: bool = True
+    for_pile: bool = False
     too_few: Mapping[int, float] = field(default_factory=dict)
+
+
+MORE = ("queue", "kv_pressure", "ttft")  # codes of an increase that a load has forced
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """``is_for_pile``: else an increase says that the number before is too few for the demand."""
+
     after: int
     code: str  # woken | queue | kv_pressure | ttft | slack | idle
     reason: str
+    is_for_pile: bool = False
+
+
+def changed(memory: Memory, load: Load, verdict: Verdict, now: float) -> Memory:
+    """What is remembered once ``verdict`` is carried out; as ``domain.scaling`` folds it."""
+    too_few, for_pile = dict(memory.too_few), verdict.is_for_pile
+    if verdict.code in MORE and not for_pile:
+        too_few[load.num] = load.demand
+    is_less = verdict.code == "slack"
+    if is_less:  # nothing has piled up before it: what presses now is the load itself
+        for_pile = memory.for_pile
+    return Memory(since=now, has_pile=not is_less, for_pile=for_pile, too_few=too_few)
 
 
 def decide(
@@ -118,9 +158,9 @@ def decide(
     has_slack = not pressure and _has_slack(load, memory, policy)
     memory = _noted(memory, load, bool(pressure), has_slack, now)
     if _has_lasted(memory.pressed_since, policy.up_after_s, now) and load.num < load.high:
-        if load.slots_used > 1 and load.num_open < memory.open_then:  # what had piled up drains
+        if pressure == "queue" and load.num_open < memory.open_then:  # what had piled up drains
             return None, replace(memory, pressed_since=now, open_then=load.num_open)
-        return _more(load, pressure, policy), memory
+        return _more(load, pressure, memory.has_pile, policy), memory
     if _has_lasted(memory.slack_since, policy.down_after_s, now):
         return _less(load), memory
     return _sleep(load, memory, now, policy), memory
@@ -133,6 +173,7 @@ def _noted(memory: Memory, load: Load, presses: bool, has_slack: bool, now: floa
         pressed_since=_since(presses, memory.pressed_since, now),
         slack_since=_since(has_slack, memory.slack_since, now),
         open_then=load.num_open if begins else memory.open_then,
+        has_pile=memory.has_pile and (presses or load.num_ready < load.num),
     )
 
 
@@ -169,14 +210,14 @@ def _has_slack(load: Load, memory: Memory, policy: Policy) -> bool:
     grown = load.num / rest
     was_too_much = [demand for num, demand in memory.too_few.items() if num >= rest]
     return (
-        load.slots_used * grown < policy.slots_down
+        load.slots_used * grown < (policy.slots_up if memory.for_pile else policy.slots_down)
         and load.kv_used * grown < policy.kv_down
         and load.ttft <= 1
         and all(load.demand <= policy.tolerance * demand for demand in was_too_much)
     )
 
 
-def _more(load: Load, code: str, policy: Policy) -> Verdict:
+def _more(load: Load, code: str, has_pile: bool, policy: Policy) -> Verdict:
     """One more; for a queue as many as it fills, at most twice what there is."""
     after = load.num + 1
     if code == "queue":
@@ -187,9 +228,10 @@ def _more(load: Load, code: str, policy: Policy) -> Verdict:
         "kv_pressure": f"{load.kv_used:.0%} of the KV blocks are in use",
         "ttft": f"the first token takes {load.ttft:.1f} times its target",
     }
-    return Verdict(
-        min(after, load.high), code, f"More is asked of it than it can do: {says[code]}."
-    )
+    text = f"More is asked of it than it can do: {says[code]}."
+    if has_pile:
+        text += " It may be for what had piled up before."
+    return Verdict(min(after, load.high), code, text, has_pile)
 
 
 def _less(load: Load) -> Verdict:

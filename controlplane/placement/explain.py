@@ -76,14 +76,44 @@ def shared(placement: Assignment, place: Shared) -> str:
     size = bytes_text(placement.memory_bytes)
     turns = f"{place.num_sharing} take turns in {bytes_text(place.left_bytes)} there"
     host = f"{bytes_text(place.host_used_bytes)} of {bytes_text(place.host_bytes)} of host memory"
-    kept = (
-        "as warm, ready in host memory and swapped in when it is asked for"
-        if placement.tier == "warm"
-        else "as resident"
+    kept = {
+        "warm": "as warm, ready in host memory and swapped in when it is asked for",
+        "storage": "to be kept in storage and loaded when it is asked for",
+    }.get(placement.tier, "as resident")
+    needed = (
+        f"without it {host} may be needed"
+        if placement.tier == "storage"
+        else f"for which {host} may be needed"
     )
     return (
         f"{placement.version_id} goes to {_where(placement)} {kept}: no device has {size} free; "
-        f"{turns}, for which {host} may be needed."
+        f"{turns}, {needed}."
+    )
+
+
+TIER_TEXTS = {"resident": "resident", "warm": "ready in host memory", "storage": "in storage"}
+
+
+def retiered(
+    placement: Assignment, before: str, rate: float, others: Sequence[tuple[str, float]], why: str
+) -> str:
+    """Why a replica is kept elsewhere from now on; ``others``: who changes place with it, and how
+    often each is asked for."""
+    beside = ", ".join(f"{name} ({value:.2g})" for name, value in others)
+    because = {
+        "more_asked": "it is asked for {rate} times a minute"
+        + (f", more than {beside} in its place" if beside else ", and there is room"),
+        "less_asked": f"it is asked for {{rate}} times a minute, less than {beside}, which takes "
+        "its place",
+        "room": "all of that device fit there at once",
+        "crowded": "not all that were resident there fit beside the others, and it is asked for "
+        "least ({rate} a minute)",
+        "host_full": "the node's memory does not hold all that may wait there, and it is asked for "
+        "least ({rate} a minute)",
+    }[why].format(rate=f"{rate:.2g}")
+    return (
+        f"{placement.version_id} on {_where(placement)} is {TIER_TEXTS[placement.tier]} from now "
+        f"on, no longer {TIER_TEXTS[before]}: {because}."
     )
 
 
@@ -151,4 +181,5 @@ def explain(decision: PlacementDecided) -> list[str]:
     ]
     sentences += [f"Started {start.assignment.replica_id}: {start.reason}"
                   for start in decision.started]  # fmt: skip
+    sentences += [f"Kept {one.assignment.replica_id}: {one.reason}" for one in decision.retiered]
     return sentences + [gap.reason for gap in decision.unplaced]

@@ -36,12 +36,18 @@ class Resident:
     idle_s: float = 0.0
     charged_bytes: int = 0
     is_steady: bool = False
+    retiered_at: float = 0.0
 
     @property
     def num_bytes(self) -> int:
         """On each of its devices: as measured by the node, but no more than it was given."""
         given = shard_bytes(self.assignment, self.version)
         return min(self.charged_bytes or given, given)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it goes to storage when it leaves the device, and needs nothing of the host."""
+        return self.assignment.tier == "storage"
 
     @property
     def may_leave(self) -> bool:
@@ -106,7 +112,7 @@ class Fleet:
     hold a version or a label, or shun a label, with how often."""
 
     def __init__(self, snapshot: FleetSnapshot) -> None:
-        self.now = snapshot.now
+        self.now, self.retiers = snapshot.now, snapshot.retiers
         self._board, self._stale = Board(snapshot), set[int]()  # cells
         self.slots: dict[int, Slot] = {}
         for row, (node, devices) in enumerate(self._board.rows):
@@ -188,7 +194,7 @@ class Fleet:
     def slots_of_node(self, node_id: str) -> Iterator[Slot]:
         """The node's devices."""
         width = self._board.width
-        for row in self.rows_of_node[node_id]:
+        for row in self.rows_of_node.get(node_id, ()):  # none without devices
             for column in range(len(self._board.rows[row][1])):
                 yield self.slots[row * width + column]
 

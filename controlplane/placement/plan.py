@@ -23,6 +23,7 @@ comes back empty::
     a.0 ready on n1/0, a.1 ready on n1/1          start a.2 on n2/0
     a.2 ready                                     stop a.1 (surplus)
 
+Once nothing is to start or stop, replicas that share devices may change their tier (``tiering``).
 Otherwise planning again from the outcome changes nothing. Rejected for this step: an integer
 program over the whole fleet, whose optimum moves running replicas for small gains and changes with
 every input; ``repack`` states one, for an operator to ask for.
@@ -36,12 +37,13 @@ from dataclasses import dataclass, field
 from controlplane.domain.ids import ReplicaId
 from controlplane.domain.placement import (
     Assignment,
+    Retiered,
     Shard,
     Started,
     Stopped,
     Unplaced,
 )
-from controlplane.placement import explain, failing, groups, sharing
+from controlplane.placement import explain, failing, groups, sharing, tiering
 from controlplane.placement.evict import victims
 from controlplane.placement.feasible import Fleet, Resident, Slot
 from controlplane.placement.reconcile import Difference, difference, over_capacity
@@ -52,6 +54,7 @@ PLANNER = 6  # stored with each decision; one more whenever rules or weights cha
 PLANNERS_WITHOUT_WHOLES = frozenset({2, 3})
 PLANNERS_THAT_STOP_FAILING = PLANNERS_WITHOUT_WHOLES | {1, 4, 5}
 # 2 knew nothing that is swappable or measured, 4 nothing of other engines
+PLANNERS_WITHOUT_TIERING = PLANNERS_WITHOUT_WHOLES | {0, 1, 4, 5}
 REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, 5, PLANNER}
 HELPFUL_CODES = (
     "backoff",
@@ -75,6 +78,7 @@ class PlacementPlan:
     started: tuple[Started, ...] = ()
     stopped: tuple[Stopped, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
+    retiered: tuple[Retiered, ...] = ()
 
 
 class _Queue:
@@ -131,8 +135,8 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
     draft.leaving = {view.assignment.replica_id for view in found.leaving}
     for view in (*found.kept, *found.leaving):
         version = versions[view.assignment.version_id]
-        steady = view.charged_bytes, view.is_steady
-        draft.fleet.add(Resident(view.assignment, version, view.idle_s, *steady))
+        seen = view.charged_bytes, view.is_steady, view.retiered_at
+        draft.fleet.add(Resident(view.assignment, version, view.idle_s, *seen))
     for version_id, number in found.missing.items():
         for _ in range(number):
             draft.queue.push(versions[version_id])
@@ -148,7 +152,10 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
     for version_id, views in _settled(found, draft):
         _spread(draft, versions[version_id], views)
     unplaced = tuple(_unplaced(draft, versions[name]) for name in sorted(draft.gaps))
-    return PlacementPlan(tuple(draft.started.values()), tuple(draft.stopped), unplaced)
+    started, stopped = tuple(draft.started.values()), tuple(draft.stopped)
+    is_settled = snapshot.retiers and not started and not stopped
+    retiered = tiering.retiered(draft.fleet, snapshot) if is_settled else ()
+    return PlacementPlan(started, stopped, unplaced, retiered)
 
 
 # --- one replica ------------------------------------------------------------------------------
@@ -189,6 +196,10 @@ def _is_placed(draft: _Draft, version: VersionView) -> bool:
         return True
     leaving = victims(draft.fleet, version)
     if leaving is None:
+        is_stored = draft.fleet.retiers and version.is_swappable
+        if is_stored and (stored := sharing.place(draft.fleet, version, "storage")):
+            _start_shared(draft, found, stored)
+            return True
         return False
     _start_instead(draft, version, leaving)
     return True
@@ -238,8 +249,7 @@ def _start_across(draft: _Draft, found: Survey, joined: groups.Across) -> None:
 
 def _start_shared(draft: _Draft, found: Survey, place: sharing.Shared) -> None:
     """Start one beside others that take turns; no device has its memory free."""
-    tier = "warm" if found.version.is_swappable else "resident"
-    assignment = _assigned(draft, found.version, [place.cell], tier)
+    assignment = _assigned(draft, found.version, [place.cell], place.tier)
     whole = assignment.replica_id == draft.whole
     here = assignment.node_id, assignment.device_index
     rejections = tuple(

@@ -19,9 +19,10 @@ Worked example, room for 10, a and b resident, c absent, margin 1.05::
     a       6      0.5
     b       4      0.1      the idlest: leaves first
     c       4      0.4      0.4 > 1.05 · 0.1: load c, evict b
-    c       5      0.4      b's 4 are not enough, a would go too: 0.4 < 1.05 · 0.6, nothing moves
+    c       5      0.4      b's 4 are not enough, a's 6 are: 0.4 < 1.05 · 0.5, nothing moves
 
-What is busy is never evicted. Rates only rank (``demand``); sizes and room are in one unit.
+What is busy is never evicted. Rates only rank (``demand``); sizes and room are in one unit. The
+controller asks the same question (``pays``) of a whole fleet: see ``ahead``.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -46,6 +47,22 @@ SCARCE, ROOMY = Terms(0.02, 0.0), Terms(0.00125, 30.0)
 def terms_of(num_places: float) -> Terms:
     """By how many models there is room for."""
     return SCARCE if num_places < FEW_PLACES else ROOMY
+
+
+def pays(
+    rate: float,
+    leaving: Collection[str],
+    rates: Mapping[str, float],
+    price: float,
+    margin: float = MARGIN,
+) -> bool:
+    """Whether a model of this rate is worth its load, and the loads that its room will cost those
+    who leave for it. ``rates`` are of all that come and go::
+
+        pays(0.4, ["b"], {"a": 0.5, "b": 0.1, "c": 0.4}, 0.02)    0.4 > 1.05 · 0.1 + 0.02 · 1.0
+    """
+    lost = sum(max(0.0, rates.get(one, 0.0)) for one in leaving)
+    return rate > margin * lost + price * sum(max(0.0, one) for one in rates.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +98,8 @@ class Memory:
 
 
 def victims(memory: Memory, model: str, keep: Mapping[str, float]) -> tuple[str, ...] | None:
-    """Who leaves so that ``model`` fits, least to ``keep`` first; None if not even all that are
-    idle make room."""
+    """Who leaves so that ``model`` fits, least to ``keep`` first, and nobody whose going is no
+    help; None if not even all that are idle make room."""
     missing = memory.sizes[model] - memory.free
     leaving: list[str] = []
     idle = [one for one in memory.resident if one not in memory.busy]
@@ -91,14 +108,19 @@ def victims(memory: Memory, model: str, keep: Mapping[str, float]) -> tuple[str,
             break
         leaving.append(candidate)
         missing -= memory.sizes[candidate]
-    return tuple(leaving) if missing <= 0 else None
+    if missing > 0:
+        return None
+    for candidate in leaving[:-1]:
+        if missing + memory.sizes[candidate] <= 0:
+            leaving.remove(candidate)
+            missing += memory.sizes[candidate]
+    return tuple(leaving)
 
 
 def swaps(
     memory: Memory, rates: Mapping[str, float], margin: float = MARGIN, price: float = 0.0
 ) -> Iterator[Swap]:
     """The loads that pay, best first; ``memory`` as it is when the first of them is asked for."""
-    toll = price * sum(max(0.0, rate) for rate in rates.values())
     resident = set(memory.resident)
     absent = [model for model, rate in rates.items() if rate > 0 and model not in resident]
     for model in sorted(absent, key=lambda one: (-rates[one], one)):
@@ -106,10 +128,10 @@ def swaps(
         leaving = victims(now, model, rates)
         if leaving is None:
             continue
-        lost = sum(max(0.0, rates.get(one, 0.0)) for one in leaving)
-        if rates[model] <= margin * lost + toll:
-            if len(leaving) == 1:  # no later one, asked for less, can pay either
+        if not pays(rates[model], leaving, rates, price, margin):
+            if len(leaving) == 1 and now.free <= 0:  # no later one, asked for less, can pay either
                 return
             continue
         resident = (resident - set(leaving)) | {model}
+        lost = sum(max(0.0, rates.get(one, 0.0)) for one in leaving)
         yield Swap(model, leaving, rates[model], lost)

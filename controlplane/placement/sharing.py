@@ -8,14 +8,16 @@ largest of them; all of them must fit in the memory that the node keeps for what
     sum of swappable of crowded devices <= host  of each node; crowded: not all fit at once
 
 A replica is placed so only where no device has its memory free, on the device with the least
-swappable memory for its shared part, and before anybody is evicted. Worked example, one device of
-10 GB whose node keeps 16 GB::
+swappable memory for its shared part, and before anybody is evicted. If that is no help either, a
+swappable one may still be kept in storage, which takes nothing of the host and a load each time it
+is asked for. Worked example, one device of 10 GB whose node keeps 16 GB::
 
     a (6), swappable        4 free afterwards: resident
     b (6), swappable        0 + max(6, 6) <= 10, 12 of the host's 16: warm
     c (4), not swappable    4 + max(6, 6) <= 10: resident, a and b share the other 6
     d (4), swappable        4 + 6 <= 10, 16 of 16: warm
-    e (1), swappable        17 of 16: unplaced
+    e (1), swappable        17 of 16: storage
+    f (7), swappable        4 + 7 > 10: unplaced
 
 Bytes are those that nodes have measured, where they have, and no more than the version's own.
 """
@@ -38,17 +40,20 @@ class Shared:
     host_used_bytes: int
     host_bytes: int
     candidate: Candidate
+    tier: str = "warm"
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a device holds without some of its residents."""
+    """What a device holds without some of its residents. ``parked_bytes``: of those swappable ones
+    that go to the host when they leave, and not to storage."""
 
     room_bytes: int
     stay_bytes: int
     largest_bytes: int
     swappable_bytes: int
     all_bytes: int
+    parked_bytes: int
 
     def left_bytes(self, version: VersionView) -> int:
         """For the swappable ones, once ``version`` is there too."""
@@ -60,12 +65,13 @@ class Standing:
         largest = max(self.largest_bytes, version.shard_bytes if version.is_swappable else 0)
         return self.left_bytes(version) >= largest
 
-    def host_bytes(self, version: VersionView | None = None) -> int:
-        """What may have to wait in the node's memory, with ``version`` there too."""
+    def host_bytes(self, version: VersionView | None = None, tier: str = "warm") -> int:
+        """What may have to wait in the node's memory, with ``version`` there too in ``tier``."""
         size = version.shard_bytes if version else 0
         if self.all_bytes + size <= self.room_bytes:
             return 0
-        return self.swappable_bytes + (size if version and version.is_swappable else 0)
+        is_parked = version is not None and version.is_swappable and tier != "storage"
+        return self.parked_bytes + (size if is_parked else 0)
 
 
 def standing(slot: Slot, without: Container[str] = ()) -> Standing:
@@ -73,35 +79,47 @@ def standing(slot: Slot, without: Container[str] = ()) -> Standing:
     turns = [one.num_bytes for one in there if one.may_leave]
     swappable = sum(one.num_bytes for one in there if one.version.is_swappable)
     total = sum(one.num_bytes for one in there)
-    return Standing(slot.room_bytes, total - sum(turns), max(turns, default=0), swappable, total)
+    stored = sum(one.num_bytes for one in there if one.is_stored)
+    largest = max(turns, default=0)
+    stay = total - sum(turns)
+    return Standing(slot.room_bytes, stay, largest, swappable, total, swappable - stored)
 
 
-def fits(fleet: Fleet, slot: Slot, version: VersionView, without: Container[str] = ()) -> bool:
+def fits(
+    fleet: Fleet,
+    slot: Slot,
+    version: VersionView,
+    without: Container[str] = (),
+    tier: str = "warm",
+) -> bool:
     """Whether the device has room for ``version`` beside those who take turns, and its node."""
     if version.shape.num_devices > 1:
         return False
     found = standing(slot, without)
     if not version.is_swappable and not found.swappable_bytes:
         return False
-    return found.has_room(version) and _host_used(fleet, slot, version, without) <= (
+    return found.has_room(version) and _host_used(fleet, slot, version, without, tier) <= (
         slot.node.host_bytes
     )
 
 
-def _host_used(fleet: Fleet, slot: Slot, version: VersionView, without: Container[str] = ()) -> int:
+def _host_used(
+    fleet: Fleet, slot: Slot, version: VersionView, without: Container[str] = (), tier: str = "warm"
+) -> int:
     """Bytes of the node's memory that may be needed with ``version`` on ``slot``."""
     others = (one for one in fleet.slots_of_node(slot.node.node_id) if one.cell != slot.cell)
     beside = sum(standing(one).host_bytes() for one in others if one.num_swappable)
-    return beside + standing(slot, without).host_bytes(version)
+    return beside + standing(slot, without).host_bytes(version, tier)
 
 
-def place(fleet: Fleet, version: VersionView) -> Shared | None:
-    """The best device that ``version`` can share; None if there is none."""
-    usable = _usable(fleet, version)
+def place(fleet: Fleet, version: VersionView, tier: str = "warm") -> Shared | None:
+    """The best device that ``version`` can share, in ``tier`` if it is swappable; None if there is
+    none."""
+    usable = _usable(fleet, version, tier)
     best = min(usable, key=lambda slot: (-_score(fleet, slot, version), slot.cell), default=None)
     if best is None:
         return None
-    found, used = standing(best), _host_used(fleet, best, version)
+    found, used = standing(best), _host_used(fleet, best, version, (), tier)
     terms = (
         ScoreTerm("swappable_bytes", float(found.swappable_bytes)),
         ScoreTerm("host_free_after_bytes", float(best.node.host_bytes - used)),
@@ -115,17 +133,18 @@ def place(fleet: Fleet, version: VersionView) -> Shared | None:
         used,
         best.node.host_bytes,
         Candidate(best.node.node_id, best.device.index, value, terms),
+        tier if version.is_swappable else "resident",
     )
 
 
-def _usable(fleet: Fleet, version: VersionView) -> list[Slot]:
+def _usable(fleet: Fleet, version: VersionView, tier: str) -> list[Slot]:
     """Devices where nothing but the memory is short; cheap questions first."""
     return [
         slot
         for slot in fleet.slots.values()
         if (version.is_swappable or slot.num_swappable)
         and slot.node.host_bytes
-        and fits(fleet, slot, version)
+        and fits(fleet, slot, version, (), tier)
         and barrier(fleet, slot, version) is None
     ]
 

@@ -3,8 +3,8 @@
 Nothing here is looked up later, so a stored snapshot plans again to the same decision.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -119,14 +119,15 @@ def is_of_class(device: DeviceView, gpu_classes: Iterable[str]) -> bool:
 @dataclass(frozen=True, slots=True)
 class AssignedView:
     """A replica as placed; ``state`` as its node last said, or stuck if it has waited for room
-    there beyond its time; ``idle_s`` since it last worked.
-    ``charged_bytes``: of its device, as the node counts it; 0: not measured yet."""
+    there beyond its time; ``idle_s`` since it last worked. ``charged_bytes``: of its device, as the
+    node counts it; 0: not measured yet. ``retiered_at``: when its tier last changed, 0 if never."""
 
     assignment: Assignment
     state: str = "pending"
     idle_s: float = 0.0
     charged_bytes: int = 0
     is_steady: bool = False
+    retiered_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ class FailureView:
 class FleetSnapshot:
     """``keeps_wholes``: whether nodes that are still whole are kept so, see ``fragmentation``;
     ``keeps_failing``: whether a replica that fails stays where no other place is better, see
-    ``reconcile``. Earlier planners did neither."""
+    ``reconcile``; ``retiers``: whether there is a storage tier, and tiers follow the demand, see
+    ``tiering``. Earlier planners did none of it. ``rates``: requests a minute, by version."""
 
     nodes: tuple[NodeView, ...]
     versions: tuple[VersionView, ...]
@@ -159,6 +161,8 @@ class FleetSnapshot:
     now: float
     keeps_wholes: bool = True
     keeps_failing: bool = True
+    retiers: bool = True
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def versions_by_id(self) -> dict[str, VersionView]:
         return {version.version_id: version for version in self.versions}

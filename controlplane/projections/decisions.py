@@ -2,7 +2,13 @@
 
 from typing import ClassVar
 
-from controlplane.domain.placement import PlacementDecided, Started, Stopped, Unplaced
+from controlplane.domain.placement import (
+    PlacementDecided,
+    Retiered,
+    Started,
+    Stopped,
+    Unplaced,
+)
 from controlplane.projections.base import Projection, Recorded, Row, Rows
 
 
@@ -20,10 +26,12 @@ class Decision(Row, frozen=True):
     started: tuple[Started, ...]
     stopped: tuple[Stopped, ...]
     unplaced: tuple[Unplaced, ...]
+    retiered: tuple[Retiered, ...] = ()
 
 
 class DecisionAbout(Row, frozen=True):
-    """A version that a decision starts, stops or misses. Key: "version id/position"."""
+    """A version that a decision starts, stops, misses or keeps in another tier. Key: "version
+    id/position"."""
 
     history: ClassVar = True
 
@@ -44,12 +52,14 @@ def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
             event.started,
             event.stopped,
             event.unplaced,
+            event.retiered,
         )
     )
     touched = {start.assignment.version_id for start in event.started}
     touched |= {stop.assignment.version_id for stop in event.stopped}
+    touched |= {one.assignment.version_id for one in event.retiered}
     for name in touched | {gap.version_id for gap in event.unplaced}:
         rows.put(DecisionAbout(f"{name}/{recorded.position}", name, recorded.position))
 
 
-PROJECTION = Projection("decisions", 3, (Decision, DecisionAbout), {PlacementDecided: _decided})
+PROJECTION = Projection("decisions", 4, (Decision, DecisionAbout), {PlacementDecided: _decided})

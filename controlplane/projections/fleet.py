@@ -21,6 +21,7 @@ from controlplane.domain import node as domain
 from controlplane.domain.node import DeviceInfo, HostInfo
 from controlplane.domain.placement import (
     PlacementDecided,
+    Retiered,
     Started,
     Stopped,
 )
@@ -56,9 +57,11 @@ class Node(Row, frozen=True):
 class Replica(Row, frozen=True):
     """``observed``: pending | downloading | loading | ready | stopping | failed, or None while the
     node has said nothing of it. ``generation``, ``decision_id``: the plan that last wanted it so.
-    ``since``: of ``state``. ``tier``: as it was placed, resident or warm. Sizes in bytes, measured
-    after loading (0: not yet). ``waiting``: why, in its node's words, while it is pending.
-    ``stuck_*``: since when nothing moves, and why."""
+    ``since``: of ``state``. ``tier``: in which it is placed (resident, warm or storage) since
+    ``tier_since``, and ``tier_reason`` why that changed, if it did; where it really is changes from
+    moment to moment and is not in the log. Sizes in bytes, measured after loading (0: not yet).
+    ``waiting``: why, in its node's words, while it is pending. ``stuck_*``: since when nothing
+    moves, and why."""
 
     indexed: ClassVar = ("node_id", "version_id")
 
@@ -85,6 +88,8 @@ class Replica(Row, frozen=True):
     stuck_since: float | None = None
     stuck_code: str = ""
     stuck_reason: str = ""
+    tier_since: float = 0.0
+    tier_reason: str = ""
 
 
 class LoadFailure(Row, frozen=True):
@@ -276,7 +281,10 @@ def _decided(rows: Rows, event: PlacementDecided, recorded: Recorded) -> None:
         _stop(rows, stop, event, generation)
     for start in event.started:
         _start(rows, start, event, generation)
+    for one in event.retiered:
+        _retier(rows, one, event.at)
     touched = {stop.assignment.node_id for stop in event.stopped}
+    touched |= {one.assignment.node_id for one in event.retiered}
     for node_id in touched | {start.assignment.node_id for start in event.started}:
         node = rows.get(Node, node_id)
         if node is not None:
@@ -298,8 +306,17 @@ def _start(rows: Rows, start: Started, event: PlacementDecided, generation: int)
         "assigned",
         start.reason,
         tier=to.tier,
+        tier_since=event.at,
     )
     _put_replica(rows, replica, event.at)
+
+
+def _retier(rows: Rows, change: Retiered, at: float) -> None:
+    """It stays where the plan that started it wanted it."""
+    replica = rows.get(Replica, change.assignment.replica_id)
+    if replica is not None:
+        to = change.assignment.tier
+        rows.put(replace(replica, tier=to, tier_since=at, tier_reason=change.reason))
 
 
 def _stop(rows: Rows, stop: Stopped, event: PlacementDecided, generation: int) -> None:

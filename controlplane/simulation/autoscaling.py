@@ -3,7 +3,8 @@
 A replica serves ``num_slots`` requests at a time, ``service_s`` seconds each, and takes ``load_s``
 to become ready; what finds no slot waits, first come first served. Arrivals are evenly spaced by
 the rate of the moment, each moved by up to half a gap by a hash of its number, so that the same
-input gives the same run. Demand is the fitted averages' own measure (``placement.demand``).
+input gives the same run. Demand is the fitted averages' own measure (``placement.demand``), and
+the time to the first token the median of who came in the last minute, as the product has it.
 """
 
 from collections import deque
@@ -17,11 +18,14 @@ from controlplane.placement.autoscale import (
     Load,
     Memory,
     Policy,
+    changed,
     decide,
 )
 from controlplane.placement.demand import Recent
+from controlplane.placement.settling import Settling
 
 DEMAND_S = (80.0, 320.0)  # averages, of which the higher counts
+TTFT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,20 @@ class _Fleet:
     running: list[float] = field(default_factory=list)  # when each will be done
     waiting: deque[float] = field(default_factory=deque)  # when each came
     ready_at: list[float] = field(default_factory=list)
-    ttft_s: float = 0.0
+    told: deque[tuple[float, float]] = field(default_factory=deque)  # when it came, how it waited
 
     def step(self, now: float) -> None:
         self.running = [until for until in self.running if until > now]
         free = self.num_ready(now) * self.node.num_slots - len(self.running)
-        waits = [now - self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
-        self.running += [now + self.node.service_s] * len(waits)
-        self.ttft_s = max(waits, default=0.0)
+        came = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        self.running += [now + self.node.service_s] * len(came)
+        self.told.extend((at, now - at) for at in came)
+        while self.told and self.told[0][0] <= now - TTFT_S:
+            self.told.popleft()
+
+    def ttft_s(self, since: float | None) -> float:
+        waits = sorted(wait for at, wait in self.told if since is not None and at >= since)
+        return waits[len(waits) // 2] if waits else 0.0
 
     def num_ready(self, now: float) -> int:
         return sum(at <= now for at in self.ready_at)
@@ -77,9 +87,13 @@ def scale(
     low: int,
     high: int,
     policy: Policy = DEFAULT_POLICY,
+    num_piled: int = 0,
 ) -> Iterator[Step]:
-    """``rate`` is in requests a minute at a second; one step for each second."""
+    """``rate`` is in requests a minute at a second; one step for each second. ``num_piled``:
+    requests that wait when it begins."""
     fleet, memory, recent = _Fleet(node), Memory(), Recent(len(DEMAND_S))
+    settling = Settling(policy)
+    fleet.waiting.extend([0.0] * num_piled)
     arrivals, asked_at, num = _Arrivals(rate, node.seed), -policy.idle_s, low
     fleet.become(low, -node.load_s)
     for second in range(seconds):
@@ -91,16 +105,16 @@ def scale(
         num_open = len(fleet.running) + len(fleet.waiting)
         asked_at = now if num_open else asked_at
         demand = max(recent.rates(now, DEMAND_S))
+        num_ready = fleet.num_ready(now)
+        settled = settling.since("", num, num_ready, num_open, node.num_slots, now)
         load = Load(
-            num, low, high, fleet.num_ready(now), num_open, num_slots=node.num_slots,
-            ttft=fleet.ttft_s / TARGET_TTFT_S["standard"], demand=demand, idle_s=now - asked_at,
+            num, low, high, num_ready, num_open, num_slots=node.num_slots,
+            ttft=fleet.ttft_s(settled) / TARGET_TTFT_S["standard"],
+            demand=demand, idle_s=now - asked_at,
         )  # fmt: skip
         verdict, memory = decide(load, memory, now, policy)
         if verdict is not None:
-            too_few = dict(memory.too_few)
-            if verdict.code in ("queue", "kv_pressure", "ttft"):
-                too_few[num] = demand
-            num, memory = verdict.after, Memory(now, too_few=too_few)
+            num, memory = verdict.after, changed(memory, load, verdict, now)
             fleet.become(num, now)
         yield Step(
             now, rate(now), num, fleet.num_ready(now), len(fleet.running), len(fleet.waiting)

@@ -170,6 +170,7 @@ class Control:
             made.unplaced,
             now,
             INPUTS,
+            made.retiered,
         )
         events = placement.decide(self.placement, command)
         for event in events:

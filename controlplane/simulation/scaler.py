@@ -21,9 +21,11 @@ from controlplane.placement.autoscale import (
     TARGET_TTFT_S,
     Load,
     Memory,
+    changed,
     decide,
 )
 from controlplane.placement.demand import Recent
+from controlplane.placement.settling import Settling
 from controlplane.simulation.control import Control
 from controlplane.simulation.gateway import Gateway
 from controlplane.simulation.jobs import Job
@@ -55,7 +57,7 @@ class Scaler:
             if spec.min_replicas < spec.max_replicas and gateway.served[number]
         ]
         self._memories: dict[int, Memory] = {}
-        self._settled: dict[int, tuple[int, float]] = {}
+        self._settling = Settling()
         self._recent = [Recent(len(DEMAND_S)) for _ in versions]
         self._ttft: list[list[tuple[float, float]]] = [[] for _ in versions]
         self._last_open = [-1e9] * len(versions)
@@ -72,7 +74,7 @@ class Scaler:
         """A request has ended, with what it says about waiting."""
         if job.first_at >= 0:
             ratio = (job.first_at - job.at) / TARGET_TTFT_S[job.latency_class]
-            self._ttft[job.model].append((job.first_at, ratio))
+            self._ttft[job.model].append((job.at, ratio))
             if ratio > 1:
                 self._late_at[job.model] = job.first_at
         self._last_open[job.model] = job.ended_at
@@ -114,10 +116,7 @@ class Scaler:
         verdict, self._memories[number] = decide(load, memory, now)
         if verdict is not None:
             self._control.scale(self._versions[number], load.num, verdict, wall)
-            too_few = dict(memory.too_few)
-            if verdict.code in ("queue", "kv_pressure", "ttft"):
-                too_few[load.num] = load.demand
-            self._memories[number] = Memory(since=now, too_few=too_few)
+            self._memories[number] = changed(memory, load, verdict, now)
 
     def _load(self, number: int, now: float) -> Load:
         spec, machines = self._specs[number], self._machines
@@ -126,7 +125,9 @@ class Scaler:
         num_open = machines.num_open(number) + len(self._gateway.queues[number].jobs)
         if num_open:
             self._last_open[number] = now
-        since = self._settled_at(number, num, num_ready, now)
+        since = self._settling.since(
+            self._versions[number], num, num_ready, num_open, spec.max_batch, now
+        )
         return Load(
             num,
             spec.min_replicas,
@@ -141,16 +142,6 @@ class Scaler:
             0.0,
             now - self._last_open[number],
         )
-
-    def _settled_at(self, number: int, num: int, num_ready: int, now: float) -> float | None:
-        """Since when as many as wanted are ready."""
-        if num_ready < num:
-            self._settled.pop(number, None)
-            return None
-        known = self._settled.get(number)
-        if known is None or known[0] != num:
-            known = self._settled[number] = (num, now)
-        return known[1]
 
     def _median_ttft(self, number: int, since: float | None, now: float) -> float:
         """Over its target, of the last minute; 0 if nothing is known."""

@@ -53,6 +53,30 @@ test("each replica's tier is what its node last said", async () => {
   within(node).getByText("host");
 });
 
+test("a replica shows where it is and where it is placed, with since when", async () => {
+  const harness = await open("/fleet?node=n1", {
+    prepare: ({ state }) => {
+      const [replica] = state.nodes[0].replicas;
+      Object.assign(replica, { tier: "warm", tier_reason: "Others are asked for more." });
+      Object.assign(replica, { live_tier: "storage", live_tier_since: 5 });
+    },
+  });
+  const socket = greet(harness);
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  within(node).getByText("storage");
+  within(node).getByText(", placed warm");
+  const drawer = await dialog("Node n1");
+  const table = within(drawer).getByRole("table", { name: "Replicas on this node" });
+  expect(table.textContent).toMatch(/storage .*ago/);
+  within(table).getByTitle("Others are asked for more.");
+  const report = telemetry(0.5, 100, 10);
+  const replicas = report.replicas.map((each) => ({ ...each, tier: "host", tier_since: 9 }));
+  act(() => socket.receive({ ...report, replicas }));
+  expect(table.textContent).toMatch(/host .*ago/);
+  within(node).getByText("host");
+  expect(within(node).queryByText(", placed warm")).toBeNull();
+});
+
 test("draining asks first, sends the reason and shows the node as draining", async () => {
   const { backend } = await open("/fleet");
   const node = await screen.findByRole("article", { name: "Node n1" });

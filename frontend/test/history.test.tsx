@@ -31,6 +31,12 @@ test("a decision reads as sentences, with scores and what was ruled out", async 
   expect(best?.textContent).toContain("chosen");
 });
 
+test("a decision names who is kept in another tier, and why", async () => {
+  await open("/decisions?open=d-2");
+  await screen.findByText("minilm@v1 is asked for less than smollm2@v1, which takes its place.");
+  expect(document.body.textContent).toContain("1 replica of minilm@v1 in another tier");
+});
+
 test("pushed events give the list that a fresh fetch would give", async () => {
   const harness = await open("/events");
   await screen.findByRole("region", { name: "Events" });

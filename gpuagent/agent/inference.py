@@ -331,7 +331,7 @@ class Inference:
             generation.record(delta)
             if generation.served:  # some engines know only at the end
                 generation.served.cached_tokens += generation.num_cached_tokens - num_cached
-            if generation.served and (delta.token_ids or delta.embeddings):
+            if generation.served and (delta.token_ids or delta.num_computed_tokens):
                 _observe(generation, generation.served, delta, now)
             by_gateway.setdefault(generation.gateway, []).append(delta)
             if delta.finish_reason:
@@ -455,7 +455,7 @@ def _observe(generation: Generation, served: Served, delta: Delta, now: float) -
     else:
         if delta.token_ids:
             served.first_token.observe(now - generation.started_at)
-        served.prompt_tokens += delta.num_prompt_tokens
+        served.prompt_tokens += delta.num_computed_tokens or delta.num_prompt_tokens
     served.generated_tokens += len(delta.token_ids)
     generation.last_at = now
 

@@ -57,6 +57,7 @@ class Replica:
     stop_by: float = 0.0
     is_unloading: bool = False
     tier: str = STORAGE
+    tier_since: float = 0.0  # Unix time; 0: it was never in another
     moving: str = ""  # in | out | drop: a swap, or an unloading that keeps the replica
     is_tiered: bool = False  # it has been held or put out once: others are to wait, not refused
     host_bytes: int = 0
@@ -157,7 +158,8 @@ class ReplicaTable:
     def dropped(self, replica_id: str) -> None:
         """Unloaded, and still desired: it is ready to be loaded again when somebody asks."""
         replica = self._replicas[replica_id]
-        replica.moving, replica.tier, replica.is_unloading = "", STORAGE, False
+        replica.moving, replica.is_unloading = "", False
+        self._to_tier(replica, STORAGE)
         self._on_change()
 
     def _arrived(self, replica: Replica, tier: str) -> None:
@@ -166,7 +168,12 @@ class ReplicaTable:
             replica.swap_in_s = now - replica.asked_at
             replica.seconds_from[replica.tier] = replica.swap_in_s
             replica.resident_since = replica.used_at = now
-        replica.tier, replica.moving = tier, ""
+        replica.moving = ""
+        self._to_tier(replica, tier)
+
+    def _to_tier(self, replica: Replica, tier: str) -> None:
+        if replica.tier != tier:
+            replica.tier, replica.tier_since = tier, self._wall()
 
     def refuse(self, spec: ReplicaSpec, code: str, reason: str) -> None:
         """A desired replica that cannot run here while things are as they are."""
@@ -176,7 +183,8 @@ class ReplicaTable:
     def start(self, spec: ReplicaSpec) -> None:
         replica = self._of(spec)
         replica.spec = spec
-        replica.tier, replica.moving, replica.asked_at = STORAGE, "in", self._monotonic()
+        replica.moving, replica.asked_at = "in", self._monotonic()
+        self._to_tier(replica, STORAGE)
         self._set(replica, "loading")
 
     def stop(self, replica_id: str, drain_s: float) -> None:
@@ -220,7 +228,8 @@ class ReplicaTable:
         replica.retry_at = self._monotonic() + backoff(code, replica.num_failures)
         replica.loaded = None
         replica.measured_bytes = min(replica.measured_bytes, share_bytes(replica.spec))
-        replica.tier, replica.moving, replica.is_unloading = STORAGE, "", False
+        replica.moving, replica.is_unloading = "", False
+        self._to_tier(replica, STORAGE)
         self._set(replica, "failed", code, reason)
 
     def remove(self, replica_id: str) -> None:

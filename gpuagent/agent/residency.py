@@ -9,7 +9,8 @@ Pure: what the agent has and who asks in, moves out; the caller carries them out
 whenever something has changed. Who has requests comes in, by priority and then by who has waited
 longest; for that others go out to the host, and from there to storage if the host is full too:
 
-    idle ones first, best-effort before normal before high, the least recently used first;
+    idle ones first, best-effort before normal before high, then those meant for storage before
+    those meant for the host before the others, the least recently used first;
     a busy one only for a higher priority, or once it has had its turn of ``turn_s`` while an equal
     one has waited as long. It is not ended: its requests keep their state and go on when it is
     back, which they ask for like any others.
@@ -46,7 +47,7 @@ class Candidate:
     counts as on the device until that is over. ``is_busy``: it has unfinished requests.
     ``waits_since``: when somebody began to wait for it to be resident, or None. ``can_park``: it
     has the host tier (a replica on several workers has not). ``prepares``: it is to be loaded
-    once, though nobody asks yet.
+    once, though nobody asks yet. ``intended``: 0 resident, 1 host, 2 storage, as it is placed.
     """
 
     replica_id: str
@@ -65,6 +66,7 @@ class Candidate:
     stays: bool = False
     prepares: bool = False
     also_on: tuple[int, ...] = ()
+    intended: int = 0
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -262,7 +264,12 @@ def _victims(plan: _Plan, known: list[Candidate], index: int) -> list[Candidate]
         and (each.can_park or not each.is_busy)
         and each.waits_since is None
     ]
-    return sorted(found, key=lambda each: (each.is_busy, -each.rank, each.used_at, each.replica_id))
+    return sorted(
+        found,
+        key=lambda each: (
+            each.is_busy, -each.rank, -each.intended, each.used_at, each.replica_id
+        ),
+    )  # fmt: skip
 
 
 def _must_yield(plan: _Plan, victim: Candidate, asker: Candidate, host_left: int) -> bool:
@@ -287,6 +294,8 @@ def _put_out(plan: _Plan, known: list[Candidate], victim: Candidate) -> None:
 
 
 def _make_host_room(plan: _Plan, known: list[Candidate], victim: Candidate) -> bool:
+    if victim.intended == 2 and not victim.is_busy:  # nobody is dropped for it
+        return plan.host_free >= victim.host_bytes
     droppable = _droppable(plan, known)
     room = plan.host_free + sum(each.host_bytes for each in droppable)
     if room < victim.host_bytes:
@@ -311,7 +320,9 @@ def _droppable(plan: _Plan, known: list[Candidate]) -> list[Candidate]:
         and not (each.moving or each.is_busy or each.waits_since is not None)
         and each.replica_id not in (*plan.drop, *plan.bring_in)
     ]
-    return sorted(found, key=lambda each: (-each.rank, each.used_at, each.replica_id))
+    return sorted(
+        found, key=lambda each: (-each.rank, -each.intended, each.used_at, each.replica_id)
+    )
 
 
 def _drop(plan: _Plan, each: Candidate) -> None:
@@ -328,6 +339,7 @@ def _fill(plan: _Plan, known: list[Candidate]) -> None:
         key=lambda one: (
             last if one.warm_rank is None else one.warm_rank,
             one.rank,
+            one.intended,
             -one.used_at,
             one.replica_id,
         ),

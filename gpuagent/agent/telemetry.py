@@ -112,6 +112,7 @@ class LoadMeter:
             waiting_by_class=stats.waiting_by_class if num_active else {},
             busy_seconds=round(stats.busy_seconds, 3),
             tier=replica.tier,
+            tier_since=replica.tier_since,
             num_held=num_held,
             expected_wait_s=round(expected_wait_s, 3),
             charged_bytes=replica.measured_bytes,

@@ -19,6 +19,7 @@ from gpuagent.agent.replicas import Replica, ReplicaTable
 from gpuagent.agent.residency import HOST, RESIDENT, STORAGE, Candidate, Moves, decide
 from gpuagent.wire.messages import BUILTIN, DesiredState, Generate
 
+INTENDED = {"warm": 1, "storage": 2}
 GUESSED_S = {HOST: 0.05, STORAGE: 10.0}  # until a replica's own way in has been measured
 
 
@@ -114,7 +115,7 @@ class Tiers:
         self._intended = wanted.tiers
         specs = {spec.replica_id: spec for spec in wanted.replicas}
         for each in self._table:
-            each.is_tiered |= wanted.tiers.get(each.spec.replica_id) == "warm"
+            each.is_tiered |= wanted.tiers.get(each.spec.replica_id) in INTENDED
             each.is_ending = each.state == "stopping" or each.spec != specs.get(
                 each.spec.replica_id
             )
@@ -173,6 +174,7 @@ class Tiers:
             stays=self._intended.get(replica_id) == "resident" or len(devices) > 1,
             prepares=self._intended.get(replica_id) == "warm" and replica.loaded is None,
             also_on=tuple(index for index in devices if index != replica.spec.device_index),
+            intended=INTENDED.get(self._intended.get(replica_id, ""), 0),
         )
 
 

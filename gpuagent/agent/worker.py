@@ -125,6 +125,7 @@ class _Replica:
             0.0 if arrived is None else _milliseconds(arrived, output.begun_at or started),
             tuple(logprob(entry) for entry in output.logprobs) if output.logprobs else (),
             output.embeddings,
+            output.num_computed_tokens,
         )
 
     def _log_failure(self, output: RequestOutput) -> None:

@@ -13,6 +13,9 @@ tenant that was served least (`fairness`), charged by the tokens of each input a
 request of two thousand inputs does not hold up another tenant's single one. An input longer than
 the budget has a step of its own. Padding or sorting by length is the embedder's affair.
 
+A request that is cancelled ends with how many tokens of its inputs were computed by then, since
+those are paid for: "a" after step 1 with 400.
+
 A step that raises is computed again, each request by itself, to find whose fault it is; that one
 ends with `engine_error`. If every request of `MAX_FAILED_STEPS` steps in a row fails, the engine
 raises. A vector that is not finite ends its request with `numerical_error`.
@@ -317,4 +320,5 @@ def _output(
         error_trace="".join(traceback.format_exception(error))[-MAX_TRACE_CHARS:] if error else "",
         embeddings=tuple(live.vectors) if is_whole else (),
         begun_at=live.begun_at,
+        num_computed_tokens=sum(map(len, live.inputs[: len(live.vectors)])),
     )

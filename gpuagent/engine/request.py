@@ -96,6 +96,8 @@ class RequestOutput:
     text: an exception itself would keep the step's frames, and their tensors, alive.
     `embeddings` are the vectors of a request's inputs, as little-endian float32; `begun_at` is the
     monotonic time at which it was first given a step, 0 if that is the present one.
+    `num_computed_tokens`: of inputs to embed, those whose vectors are there, also if it was
+    cancelled and nobody gets them.
     """
 
     request_id: str
@@ -112,6 +114,7 @@ class RequestOutput:
     error_trace: str = ""
     embeddings: tuple[bytes, ...] = ()
     begun_at: float = 0.0
+    num_computed_tokens: int = 0
 
 
 class RequestRejected(Exception):

@@ -72,8 +72,9 @@ class DesiredState(Message, frozen=True, kw_only=True):
     replicas that requests are expected for, the most expected first: they are brought onto the
     device as far as memory is free, and nobody is put out for them. ``tiers`` says of replicas that
     share a device by turns what is intended: warm (prepared once, then swapped in when it is asked
-    for), swappable (may be put out) or resident (never put out for another); without one, the node
-    decides as it sees fit.
+    for), storage (loaded when it is asked for; the first to go), swappable (may be put out, the
+    last to go) or resident (never put out for another); without one, the node decides as it sees
+    fit.
     """
 
     cluster_id: str
@@ -187,7 +188,8 @@ class DeviceLoad(Message, frozen=True, kw_only=True):
 class ReplicaLoad(Message, frozen=True, kw_only=True):
     """Live figures of one replica; rates are per second over the last report interval.
 
-    ``tier`` as in ``ReplicaStatus``. ``num_held`` generations wait in the agent for it to become
+    ``tier`` as in ``ReplicaStatus``, since ``tier_since`` (Unix seconds, by the node's clock).
+    ``num_held`` generations wait in the agent for it to become
     resident, which is expected in ``expected_wait_s``; 0 for a resident one.
     ``charged_bytes`` as in ``ReplicaStatus`` once it was measured, else 0. ``prefix_filter`` says
     which blocks of ``block_size`` tokens are cached, as ``gpuagent.engine.prefix_filter`` has it.
@@ -227,6 +229,7 @@ class ReplicaLoad(Message, frozen=True, kw_only=True):
     charged_bytes: int = 0
     prefix_filter: bytes = b""
     load_work: float = 0.0
+    tier_since: float = 0.0
 
 
 class Telemetry(Message, frozen=True, kw_only=True):
@@ -379,7 +382,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     ``index`` counts generated tokens from 0 and is the index of the first id in ``token_ids``.
     ``finish_reason`` is "" while running, else stop | length | cancelled | error; a terminal
     delta may carry no token. ``num_*`` are totals so far. ``embeddings``: a vector for each input,
-    as little-endian float32, in the delta that ends a request for them.
+    as little-endian float32, in the delta that ends a request for them. ``num_computed_tokens``: of
+    those inputs, the ones computed by then, also in the delta of one that was cancelled.
     """
 
     request_id: str
@@ -395,6 +399,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     queue_ms: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
     embeddings: tuple[bytes, ...] = ()
+    num_computed_tokens: int = 0
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):

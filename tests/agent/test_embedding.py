@@ -93,7 +93,11 @@ async def test_cancelled_is_over_at_once(plane: Control, start_agent: StartAgent
     await plane.cancel("n1", request_id)
     last = await plane.terminal(request_id, 2)
     assert (last.finish_reason, last.embeddings) == ("cancelled", ())
-    await eventually(lambda: (load := plane.load("n1")) and not load.num_running)
+    idle = await eventually(
+        lambda: (load := plane.load("n1")) and not load.num_running and load.num_steps and load
+    )
+    assert 1 <= last.num_computed_tokens < MAX_INPUTS
+    assert last.num_computed_tokens == idle.num_steps == idle.prompt_tokens
 
 
 async def test_telemetry_counts_tokens_and_no_blocks(

@@ -19,6 +19,23 @@ def moves(*candidates: Candidate, room: int = 10, host: int = 100, now: float = 
     return decide(candidates, {0: room}, host, TURN, now)
 
 
+def test_what_is_meant_for_storage_goes_before_what_is_meant_for_the_host() -> None:
+    """Though it was used last: the control plane expects the others to be asked for sooner. It is
+    parked only where nobody has to be dropped for it."""
+    away = one("s", used_at=9.0, intended=2)
+    others = [one("w", used_at=1.0, intended=1), one("r")]
+    asker = one("x", HOST, waits_since=5.0)
+    full = moves(away, *others, asker, one("p", HOST), one("q", HOST), room=18, host=20)
+    assert (full.swap_out, full.drop) == ((), ("s",))
+    roomy = moves(away, *others, asker, room=18)
+    assert (roomy.swap_out, roomy.drop) == (("s",), ())
+
+
+def test_the_host_drops_first_what_is_meant_for_storage() -> None:
+    held = one("w", HOST, used_at=1.0, intended=1), one("s", HOST, used_at=9.0, intended=2)
+    assert moves(*held, room=0, host=6).drop == ("s",)
+
+
 def test_the_example_of_the_modules_docstring() -> None:
     a = one("a", is_busy=True, resident_since=0.0)
     b, c = one("b", HOST, waits_since=0.0), one("c", HOST)

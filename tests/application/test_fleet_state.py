@@ -1,5 +1,8 @@
 """Who can be routed to, who must still acknowledge, and which of two planners wins."""
 
+import pytest
+from msgspec.structs import replace
+
 from controlplane.adapters.clock import ManualClock
 from controlplane.adapters.memory import MemoryEventStore
 from controlplane.application.fleet import (
@@ -10,7 +13,7 @@ from controlplane.application.fleet import (
     NodeLoad,
     ReplicaLoad,
 )
-from controlplane.application.fleet_state import AGED_S, FleetState
+from controlplane.application.fleet_state import AGED_S, LOSE_S, FleetState
 from controlplane.application.handle import CommandHandler
 from controlplane.application.ports import Append, EventMeta
 from controlplane.application.project import LogFollower
@@ -115,6 +118,115 @@ def test_an_age_is_never_more_than_a_tenth_of_a_second_too_young() -> None:
         now = log.clock.monotonic() + seconds
         (view,) = log.state.candidates("m@v1", log.loads, now)
         assert view.age_s is not None and seconds - AGED_S < view.age_s <= seconds
+
+
+# --- how long until a model answers -----------------------------------------------------------
+def said(log: Log, replica_id: str, tier: str, wait_s: float, state: str = "ready") -> None:
+    """What its node tells of a replica that it keeps off the device."""
+    figures = ReplicaLoad(replica_id, "m@v1", 0, state, 0, 0, 0, 0, 16, 0.0, 0.0, 0, 0, 0, 0, 0.0,
+                          tier=tier, expected_wait_s=wait_s)  # fmt: skip
+    seq = 1 + (known.seq if (known := log.loads.latest("n1")) else 0)
+    load = NodeLoad("n1", "b1", seq, 0.0, 1, 1, False, (), (figures,))
+    assert log.loads.record(load, log.clock.monotonic())
+
+
+def test_a_resident_replica_is_not_waited_for() -> None:
+    log = Log()
+    replica_id = log.plan()
+    log.ready(replica_id)
+    said(log, replica_id, "resident", 0.0)
+    assert log.state.wait_s("m@v1", 10.0, log.loads) is None
+
+
+@pytest.mark.parametrize(("tier", "wait_s"), [("host", 0.05), ("storage", 7.5)])
+def test_a_parked_replica_is_waited_for_as_long_as_its_node_says(tier: str, wait_s: float) -> None:
+    """By its node's word it is ready; only who asks without telemetry takes that for here."""
+    log = Log()
+    replica_id = log.plan()
+    log.ready(replica_id)
+    said(log, replica_id, tier, wait_s)
+    assert log.state.wait_s("m@v1", 10.0, log.loads) == wait_s
+    assert log.state.wait_s("m@v1", 10.0) is None
+    said(log, replica_id, "resident", 0.0)
+    assert log.state.wait_s("m@v1", 10.0, log.loads) is None, "it was swapped in"
+
+
+def two_parked() -> tuple[Log, str, str]:
+    """One replica on each of two nodes; n2 says nothing yet."""
+    log = Log()
+    log.add("model-m", ModelVersionScaled("m", "v1", 2, 2, 1.0))
+    device = DeviceInfo(0, "cpu", "device", 4096)
+    log.add("node-n2", nodes.NodeJoined("n2", "b2", "z", (device,), 2.0))  # type: ignore[arg-type]
+    log.plan()
+    by_node = {one.node_id: name for name, one in log.state.placement.assignments.items()}
+    for node_id, name in by_node.items():
+        about = (node_id, name, "m@v1", 0, 1, 2, 3, 0.5, "", 1.0)
+        log.add(f"node-{node_id}", nodes.ReplicaBecameReady(*about))  # type: ignore[arg-type]
+    return log, by_node["n1"], by_node["n2"]
+
+
+def parked_on_n2(log: Log, replica_id: str, wait_s: float) -> None:
+    figures = ReplicaLoad(replica_id, "m@v1", 0, "ready", 0, 0, 0, 0, 16, 0.0, 0.0, 0, 0, 0, 0, 0.0,
+                          tier="host", expected_wait_s=wait_s)  # fmt: skip
+    load = NodeLoad("n2", "b2", 1, 0.0, 1, 1, False, (), (figures,))
+    assert log.loads.record(load, log.clock.monotonic())
+
+
+def test_of_parked_replicas_the_soonest_counts_and_a_resident_one_before_all() -> None:
+    log, first, second = two_parked()
+    said(log, first, "storage", 8.0)
+    parked_on_n2(log, second, 0.25)
+    assert log.state.wait_s("m@v1", 10.0, log.loads) == 0.25
+    said(log, first, "resident", 0.0)
+    assert log.state.wait_s("m@v1", 10.0, log.loads) is None
+
+
+def test_one_that_is_parked_is_sooner_than_one_that_loads() -> None:
+    log, first, second = two_parked()
+    log.add("node-n2", nodes.ReplicaStateChanged("n2", second, "m@v1", "loading", 10.0))  # type: ignore[arg-type]
+    said(log, first, "host", 0.5)
+    assert log.state.wait_s("m@v1", 10.0, log.loads) == 0.5
+
+
+def test_what_is_warm_and_was_never_loaded_is_waited_for_as_its_node_expects() -> None:
+    """It is pending, and yet its node takes requests for it; one placed as resident it does not,
+    and that one is waited for as for any load."""
+    log = Log()
+    replica_id = log.plan()
+    changed = nodes.ReplicaStateChanged("n1", replica_id, "m@v1", "pending", 10.0)  # type: ignore[arg-type]
+    log.add("node-n1", changed)
+    said(log, replica_id, "storage", 4.0, "pending")
+    as_any_load = log.state.wait_s("m@v1", 10.0)
+    assert as_any_load is not None and as_any_load > 4.0
+    assert log.state.wait_s("m@v1", 10.0, log.loads) == as_any_load
+    placed = log.state.placement
+    warm = {name: replace(one, tier="warm") for name, one in placed.assignments.items()}
+    state = FleetState.restored(
+        log.state.catalog, replace(placed, assignments=warm), log.state.nodes, log.state.scaling,
+        log.state.load_seconds, log.state.routing, log.state.position,
+    )  # fmt: skip
+    assert state.wait_s("m@v1", 10.0, log.loads) == 4.0
+
+
+def test_a_parked_replica_that_failed_is_not_waited_for() -> None:
+    log = Log()
+    replica_id = log.plan()
+    log.ready(replica_id)
+    failed = nodes.ReplicaFailed("n1", replica_id, "m@v1", "load_failed", "", 9.0)  # type: ignore[arg-type]
+    log.add("node-n1", failed)
+    said(log, replica_id, "storage", 0.5, "failed")
+    wait_s = log.state.wait_s("m@v1", 10.0, log.loads)
+    assert wait_s is not None and wait_s > 0.5
+
+
+def test_the_word_of_a_suspect_node_is_not_counted_on_for_a_parked_replica_either() -> None:
+    log = Log()
+    replica_id = log.plan()
+    log.ready(replica_id)
+    said(log, replica_id, "host", 0.05)
+    log.add("node-n1", nodes.NodeSuspected("n1", 7.0, 9.0))  # type: ignore[arg-type]
+    wait_s = log.state.wait_s("m@v1", 10.0, log.loads)
+    assert wait_s is not None and wait_s > LOSE_S
 
 
 def test_weights_are_those_that_were_set_last() -> None:

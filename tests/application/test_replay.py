@@ -150,6 +150,7 @@ def test_earlier_planners_decide_again_as_they_did(store: EventStore) -> None:
     seen = [snapshot(fleet.state, PlanInputs(planner=n), 0.0) for n in range(1, 7)]
     assert [one.keeps_wholes for one in seen] == [True, False, False, True, True, True]
     assert [one.keeps_failing for one in seen] == [False] * 5 + [True]
+    assert [one.retiers for one in seen] == [False] * 5 + [True]
     assert max(REPLAYED) == PLANNER == 6
 
 

@@ -154,6 +154,46 @@ def test_slow_first_tokens_count_only_from_when_all_replicas_were_ready(fleet: F
     assert fleet.codes() == ["woken", "ttft"]
 
 
+def test_first_tokens_count_only_of_who_came_after_a_pile_had_drained(fleet: Fleet) -> None:
+    """Nine were held for four slots. Who came while they drained waited behind them, and the number
+    of replicas that drained them does."""
+    fleet.ask(V, 9)
+    fleet.round()
+    fleet.all_ready()
+    for num_open in (9, 7, 5):
+        fleet.ledger.now_open[V] = num_open
+        fleet.ledger.ttft.append(FirstToken(V, "standard", fleet.clock.now(), 8.0))
+        fleet.round()
+    fleet.ledger.now_open[V] = 2
+    for _ in range(40):
+        fleet.round()
+    assert fleet.codes() == ["woken"]
+    for _ in range(20):
+        fleet.ledger.ttft.append(FirstToken(V, "standard", fleet.clock.now(), 2.5))
+        fleet.round()
+    assert fleet.codes() == ["woken", "ttft"]
+
+
+def test_a_number_that_was_left_a_pile_may_be_enough_without_it(fleet: Fleet) -> None:
+    """It is not remembered as too few, also by a controller that starts anew."""
+    fleet.ask(V, 9)
+    for _ in range(30):
+        fleet.round()
+        fleet.all_ready()
+    assert fleet.codes() == ["woken", "queue"]
+    assert fleet.state.scaling.scales[V].too_few == {}
+    fleet.ledger.now_open[V] = 1
+    for _ in range(130):
+        fleet.ledger.new.append(Arrival(fleet.clock.now(), V))
+        fleet.round()
+    assert fleet.codes() == ["woken", "queue", "slack"]
+    fleet.ledger.now_open[V] = 9
+    for _ in range(30):
+        fleet.round()
+    assert fleet.codes() == ["woken", "queue", "slack", "queue"]
+    assert fleet.state.scaling.scales[V].too_few.keys() == {1}, "nothing was left to it this time"
+
+
 def test_an_idle_model_leaves_for_one_that_is_asked_for(fleet: Fleet) -> None:
     """4096 hold one of 3000 only; both are scaled to zero when nobody asks."""
     fleet.add_model("large", memory=3000)

@@ -63,6 +63,7 @@ def test_a_type_or_version_of_the_future_is_not_guessed_at() -> None:
 def test_an_old_version_is_lifted_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Version 1 had no name for ``sticky``, version 2 called it ``fixed``: both read as today's."""
     monkeypatch.setitem(event_types.SCHEMA_VERSIONS, "RouteCreated", 3)
+    monkeypatch.delitem(event_types._of_today, ("RouteCreated", 1))
     lift = upcasters.UPCASTERS
     monkeypatch.setitem(lift, ("RouteCreated", 1), lambda data: {**data, "fixed": True})
     monkeypatch.setitem(

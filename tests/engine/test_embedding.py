@@ -151,6 +151,24 @@ def test_what_is_cancelled_ends_once_and_computes_no_more():
     assert not running.has_work() and len(embedder.steps) == 1
 
 
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    max_tokens=st.integers(1, 12),
+    num_steps=st.integers(0, 13),
+)
+def test_what_is_cancelled_says_exactly_what_was_computed(lengths, max_tokens, num_steps):
+    """Whole inputs, as many tokens as the embedder was given; none before the first step."""
+    embedder = Recorder()
+    running = engine(embedder, max_tokens)
+    running.add(asked("a", *[(1,) * length for length in lengths]))
+    outputs = [output for _ in range(num_steps) for output in running.step()]
+    running.cancel("a")
+    (output,) = outputs + running.step()
+    num_computed = sum(len(each) for step in embedder.steps for each in step)
+    assert output.num_computed_tokens == num_computed
+    assert output.finish_reason == ("stop" if num_computed == sum(lengths) else "cancelled")
+
+
 def test_a_request_that_raises_takes_only_itself_down():
     running = engine(Recorder(), max_batch_tokens=20)
     running.add(asked("good", (1, 2), (3,)))

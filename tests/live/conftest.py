@@ -32,9 +32,10 @@ class Fleet:
 
     def __init__(self) -> None:
         self.say: Callable[[NodeLoad], None] = lambda load: None
+        self.num_listening = 0
 
     async def listen(self, on_load: Callable[[NodeLoad], None]) -> None:
-        self.say = on_load
+        self.say, self.num_listening = on_load, self.num_listening + 1
         await asyncio.Event().wait()
 
 

@@ -116,6 +116,16 @@ async def test_telemetry_reaches_those_who_may_see_nodes(live: Live, operator: s
         assert heard == ["heartbeat", "heartbeat"]
 
 
+async def test_a_process_hears_the_nodes_also_while_nobody_watches(live: Live) -> None:
+    """Its GETs tell where replicas are now; there is one subscription, whoever asks first."""
+    live.hub.hear()
+    live.hub.hear()
+    await asyncio.sleep(0)
+    live.fleet.say(LOAD)
+    assert live.hub.loads.latest("n1") == LOAD
+    assert live.fleet.num_listening == 1
+
+
 async def test_a_tenant_hears_only_of_itself(live: Live) -> None:
     create_tenant("acme")
     async with live.subscribed(await fresh_key("acme", "admin:read"), after=0) as one:

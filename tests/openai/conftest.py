@@ -52,7 +52,23 @@ VECTORS = VersionSpec(
     max_inputs=100,
 )
 
-SPECS = (("fast", FAST), ("slow", SLOW), ("ends", ENDS), ("vectors", VECTORS))
+SLOW_VECTORS = VersionSpec(
+    version="v1",
+    source="simulated://slow-vectors?step_ms=100&prefill_tps=1000000&dims=16",
+    gpu_memory=GIB // 16,
+    max_batch=1,
+    max_prompt_tokens=64,
+    task="embed",
+    max_inputs=100,
+)
+
+SPECS = (
+    ("fast", FAST),
+    ("slow", SLOW),
+    ("ends", ENDS),
+    ("vectors", VECTORS),
+    ("slow-vectors", SLOW_VECTORS),
+)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import socket
 import time
 from array import array
 from base64 import b64decode
@@ -30,13 +31,14 @@ from gpuagent.agent.backends.simulated_embedding import vector
 from gpuagent.agent.inference import MAX_INPUTS
 from tests.agent.harness import spec
 from tests.engine.tiny_encoder import VOCAB, word_pieces
-from tests.openai.ledger import attempts_of, record_of, usage_of
+from tests.openai.ledger import attempts_of, record_of, requests_of, usage_of
 from tests.openai.stack import Stack, until
 from tests.openai.test_encoding import Bundle
 from tests.openai.test_serving import FakeDelta, World, a_job, drain, world  # noqa: F401
 from tests.openai.wire import HELLO, post
 
 PATH, MODEL, DIMS = "/v1/embeddings", "vectors", 16
+SLOW_MODEL = "slow-vectors"
 TEXTS = ["Hello", "Another, longer text", "Hello"]
 
 
@@ -154,6 +156,43 @@ def test_models_are_listed_as_ever(client: openai.OpenAI) -> None:
     chat, vectors = client.models.retrieve("fast"), client.models.retrieve(MODEL)
     assert set(chat.model_dump()) == set(vectors.model_dump())
     assert vectors.model_dump()["max_model_len"] == 64
+
+
+def test_a_client_that_leaves_midway_pays_for_the_inputs_that_were_computed(
+    stack: Stack, key: str
+) -> None:
+    """A hundred inputs of 4 tokens, of which the node computes ten a second: some are billed, not
+    all, in one record, and the tenant has used just as many."""
+    used, known = usage_of(stack, "acme"), {row["request_id"] for row in requests_of(stack, "acme")}
+    texts = [f"{number:04}" for number in range(100)]
+    connection = asked_for(stack, key, {"model": SLOW_MODEL, "input": texts})
+
+    def mine() -> list[dict[str, Any]]:
+        return [row for row in requests_of(stack, "acme") if row["request_id"] not in known]
+
+    until(lambda: len(mine()) == 1, 5)
+    time.sleep(1.0)
+    connection.close()
+    until(lambda: mine()[0]["outcome"], 5)
+    (row,) = mine()
+    assert row["outcome"] == "cancelled"
+    assert 4 <= row["num_prompt_tokens"] < 400 and row["num_prompt_tokens"] % 4 == 0
+    assert row["num_output_tokens"] == 0
+    assert row["price"] == row["num_prompt_tokens"] * row["price_input"]
+    until(lambda: usage_of(stack, "acme") != used, 5)
+    assert usage_of(stack, "acme") - used == row["num_prompt_tokens"]
+
+
+def asked_for(stack: Stack, key: str, fields: dict[str, Any]) -> socket.socket:
+    """The connection on which the request was sent; nothing of the answer is read."""
+    connection = socket.create_connection(("127.0.0.1", stack.gateway.port), timeout=10)
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body)
+    return connection
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -344,6 +383,32 @@ async def test_a_lost_part_is_computed_elsewhere_and_only_that_part(world: World
     await call.finish()
     (terminal,) = world.ledger.terminals
     assert (terminal.outcome, terminal.attempts) == ("ok", 2)
+
+
+async def test_who_leaves_pays_for_the_parts_that_are_done_and_for_what_the_others_had(
+    world: World,  # noqa: F811
+) -> None:
+    """The first order is whole, the second had one of its two inputs, the third none yet."""
+    job = embedding_job(
+        prompts=((1, 2, 3), (4, 5, 6), (7,)),
+        input_lengths=((1, 2), (2, 1), (1,)),
+        max_tokens=(0, 0, 0),
+    )
+    call = await world.serving.start(job)
+    computed = {"req-1-1": 2, "req-1-2": 0}
+
+    async def cancel(request_id: str) -> None:
+        end = FakeDelta(finish_reason="cancelled", num_computed_tokens=computed[request_id])
+        world.say(request_id, end)
+
+    world.nodes.cancel = cancel  # type: ignore[method-assign]
+    world.say("req-1-0", DONE)
+    call.client_left()
+    await call.finish()
+    assert await call.finish() is None
+    (terminal,) = world.ledger.terminals
+    assert (terminal.outcome, terminal.num_prompt_tokens) == ("cancelled", 5)
+    assert world.limits.given_back == [5]
 
 
 async def test_an_error_is_never_taken_for_the_end(world: World) -> None:  # noqa: F811

@@ -42,6 +42,7 @@ class FakeDelta:
     queue_ms: float = 0.0
     logprobs: tuple[Any, ...] = ()
     embeddings: tuple[bytes, ...] = ()
+    num_computed_tokens: int = 0
 
 
 class ManualClock:

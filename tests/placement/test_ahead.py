@@ -5,8 +5,15 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.placement.ahead import Load, loads_ahead, room_for
+from controlplane.placement.ahead import (
+    HORIZON_MINUTES,
+    Load,
+    loads_ahead,
+    num_places,
+    room_for,
+)
 from controlplane.placement.plan import plan
+from controlplane.placement.preload import FEW_PLACES, Memory, swaps, terms_of
 from controlplane.placement.snapshot import FleetSnapshot
 from tests.placement.fleets import assigned, fleet, node, snapshots, version
 
@@ -47,6 +54,60 @@ def test_only_who_stands_in_the_way_leaves() -> None:
     placed = [assigned("a", "n1", 0, 6), assigned("b", "n2", 0, 3)]
     snapshot = fleet([node("n1", 7), node("n2", 4)], versions, placed)
     assert room_for(snapshot, "c@v1", ["b@v1", "a@v1"]) == ("a@v1",)
+
+
+def test_nobody_leaves_of_whom_more_is_expected_whatever_the_rates_say() -> None:
+    """b was not asked for lately, but is at this hour every day."""
+    expected, rates = {"c@v1": 2.0, "b@v1": 2.5, "a@v1": 9.0}, {"c@v1": 3.0}
+    assert loads_ahead(full_device(), expected, rates, ["a@v1", "b@v1"]) == []
+    expected["b@v1"] = 1.5
+    assert loads_ahead(full_device(), expected, rates, ["a@v1", "b@v1"]) == [
+        Load("c@v1", ("b@v1",))
+    ]
+
+
+def test_a_load_has_a_price_where_there_are_few_places() -> None:
+    """A fiftieth of all that is asked for, as in the replay of a trace; with many places less."""
+    expected, rates = {"c@v1": 1.0, "a@v1": 50.0, "b@v1": 0.0}, {"c@v1": 0.4, "a@v1": 30.0}
+    idle = ["b@v1"]
+    assert num_places(full_device(), {*expected, *idle}) < FEW_PLACES
+    assert loads_ahead(full_device(), expected, rates, idle) == [], "0.4 < 0.02 x 30.4"
+    rates["a@v1"] = expected["a@v1"] = 10.0
+    assert loads_ahead(full_device(), expected, rates, idle) == [Load("c@v1", ("b@v1",))]
+    roomy = replace(full_device(), nodes=(node("n1", 10), node("n2", 60)))
+    rates["a@v1"] = 30.0
+    assert loads_ahead(roomy, expected, rates, []) == [Load("c@v1", ())]
+
+
+def models_of_one_size(
+    data: st.DataObject,
+) -> tuple[FleetSnapshot, Memory, list[str]]:
+    """One device of two to nine places, full of idle models, and others that are absent."""
+    room, num_absent = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 4))
+    names = [f"m{number}" for number in range(room + num_absent)]
+    resident, busy = names[:room], set(data.draw(st.lists(st.sampled_from(names[:room]))))
+    versions = [version(name, 1, int(name in resident)) for name in names]
+    placed = [assigned(name, "n1", 0, 1) for name in resident]
+    ids = [f"{name}@v1" for name in names]
+    memory = Memory(room, dict.fromkeys(ids, 1.0), ids[:room], {f"{one}@v1" for one in busy})
+    return fleet([node("n1", room)], versions, placed), memory, ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_live_preloader_decides_as_the_replay_of_a_trace_does(data: st.DataObject) -> None:
+    """On a device of models of one size, all expected by their rates: the same loads, and the same
+    models leave for them."""
+    snapshot, memory, ids = models_of_one_size(data)
+    rates = {name: data.draw(st.floats(0.2, 5.0)) for name in ids}
+    expected = {name: rate * HORIZON_MINUTES for name, rate in rates.items()}
+    idle = [name for name in memory.resident if name not in memory.busy]
+    price = terms_of(memory.room).price
+    replayed = [(one.model, one.evicted) for one in swaps(memory, rates, price=price)]
+    live = [(one.version_id, one.leaving) for one in loads_ahead(snapshot, expected, rates, idle)]
+    assert live == replayed
+    for model, leaving in live:
+        assert all(rates[one] < rates[model] for one in leaving)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,7 +2,7 @@ import random
 
 from controlplane.placement.preload import Memory, swaps, victims
 
-SIZES = {"a": 6.0, "b": 4.0, "c": 4.0, "d": 5.0}
+SIZES = {"a": 6.0, "b": 4.0, "c": 4.0, "d": 5.0, "e": 7.0}
 
 
 def memory(*resident: str, room: float = 10.0, busy: tuple[str, ...] = ()) -> Memory:
@@ -20,7 +20,18 @@ def test_nothing_moves_for_a_gain_within_the_margin():
 
 
 def test_all_that_would_leave_counts():
-    assert not list(swaps(memory("a", "b"), {"a": 0.3, "b": 0.2, "d": 0.4}))
+    assert not list(swaps(memory("a", "b"), {"a": 0.3, "b": 0.2, "e": 0.4}))
+
+
+def test_only_whose_going_helps_leaves():
+    """b, the idlest, makes too little room for d, and a makes enough alone."""
+    (swap,) = swaps(memory("a", "b"), {"a": 0.3, "b": 0.2, "d": 0.4})
+    assert (swap.model, swap.evicted, swap.evicted_rate) == ("d", ("a",), 0.3)
+
+
+def test_a_smaller_model_still_finds_free_memory_where_a_larger_one_does_not_pay():
+    (swap,) = swaps(memory("a"), {"a": 0.5, "e": 0.4, "b": 0.1})
+    assert (swap.model, swap.evicted) == ("b", ())
 
 
 def test_free_memory_is_filled_without_evicting():

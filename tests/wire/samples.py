@@ -128,6 +128,7 @@ REPLICA_LOAD = messages.ReplicaLoad(
     charged_bytes=5,
     prefix_filter=bytes.fromhex("8c00000000000001"),
     load_work=12.5,
+    tier_since=1700000003.5,
 )
 TOP_LOGPROB = messages.TopLogprob(5, "a", -0.5)
 TOKEN_LOGPROB = messages.TokenLogprob(5, "a", -0.5, (TOP_LOGPROB,))
@@ -145,6 +146,7 @@ DELTA = messages.Delta(
     1.5,
     (TOKEN_LOGPROB,),
     (b"\x00\x00\x80\x3f",),
+    3,
 )
 PRODUCED = messages.Produced(
     "req-1", "req-1-0", 2, "chat.1.g7.0", 40, 16, "error", "engine_lost", 1.5, 20.5, 3.5

@@ -170,7 +170,7 @@ def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
     engine = (load.num_steps, load.num_swapped_out, load.num_recomputed, load.swapped_bytes)
     guesses = (load.num_drafts, load.num_draft_tokens, load.num_accepted_tokens)
     _natural(*engine, *guesses, load.charged_bytes)
-    _figures(load.expected_wait_s, load.load_work)
+    _figures(load.expected_wait_s, load.load_work, load.tier_since)
     if load.tier not in TIERS:
         raise Rejected(f"tier {load.tier!r}")
     _figures(load.prefill_tokens_per_s, load.decode_step_s, load.last_step_age_s, load.step_s)
@@ -195,6 +195,7 @@ def _replica_load(load: wire.ReplicaLoad) -> ReplicaLoad:
         load.expected_wait_s,
         load.charged_bytes,
         load.load_work,
+        load.tier_since,
     )
 
 

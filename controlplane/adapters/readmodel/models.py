@@ -150,6 +150,8 @@ class Replica(models.Model):
     stuck_since = models.FloatField(null=True)
     stuck_code = models.TextField(default="")
     stuck_reason = models.TextField(default="")
+    tier_since = models.FloatField(default=0.0)
+    tier_reason = models.TextField(default="")
 
 
 class LoadFailure(models.Model):
@@ -182,6 +184,7 @@ class Decision(models.Model):
     started = models.JSONField()
     stopped = models.JSONField()
     unplaced = models.JSONField()
+    retiered = models.JSONField(default=list)
 
 
 class DecisionAbout(models.Model):

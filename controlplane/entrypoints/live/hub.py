@@ -23,7 +23,7 @@ import msgspec
 from prometheus_client import Counter, Gauge
 
 from controlplane import bootstrap
-from controlplane.application.fleet import NodeLoad
+from controlplane.application.fleet import FleetLoads, NodeLoad
 from controlplane.application.ports import Clock, EventStore, RecordedEvent, StoreUnavailable
 from controlplane.domain.audit import DashboardUserSaved
 from controlplane.domain.decider import Event
@@ -98,11 +98,20 @@ class Subscriber:
 
 
 class Hub:
-    """Runs in one event loop, from the first subscriber on. ``listen`` subscribes to telemetry;
-    without a bus it waits for one, and the dashboards live on events alone meanwhile."""
+    """Runs in one event loop, from the first subscriber on. ``listen`` subscribes to telemetry, as
+    soon as ``hear`` is called; without a bus it waits for one, and the dashboards live on events
+    alone meanwhile. ``loads`` keeps the newest of each node."""
 
-    def __init__(self, store: EventStore, clock: Clock, listen: Listen | None = None) -> None:
+    def __init__(
+        self,
+        store: EventStore,
+        clock: Clock,
+        listen: Listen | None = None,
+        loads: FleetLoads | None = None,
+    ) -> None:
         self._store, self._clock, self._listen = store, clock, listen
+        self.loads = loads or FleetLoads()
+        self._hearing: asyncio.Task[None] | None = None
         self._subscribers: set[Subscriber] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._starting = asyncio.Lock()
@@ -130,14 +139,21 @@ class Hub:
         """Tell every subscriber to finish, and let go of log and bus."""
         for subscriber in tuple(self._subscribers):
             subscriber.end()
+        hearing = [self._hearing] if self._hearing else []
         for _ in range(20):  # Python 3.11's wait_for, inside the bus client, can swallow a cancel
-            pending = [task for task in self._tasks if not task.done()]
+            pending = [task for task in (*self._tasks, *hearing) if not task.done()]
             if not pending:
                 break
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=0.1)
         self._tasks.clear()
+        self._hearing = None
+
+    def hear(self) -> None:
+        """Listen to the nodes from now on, also while nobody watches."""
+        if self._hearing is None and self._listen is not None:
+            self._hearing = asyncio.create_task(self._hear(self._listen))
 
     async def _catch_up(self, subscriber: Subscriber) -> None:
         """Read what the hub has sent already; joined in the same step that finds nothing left."""
@@ -155,10 +171,8 @@ class Hub:
             if self._tasks:
                 return
             self.position = (await asyncio.to_thread(self._store.head)).position
-            tasks = [self._follow(), self._beat()]
-            if self._listen is not None:
-                tasks.append(self._hear(self._listen))
-            self._tasks = [asyncio.create_task(task) for task in tasks]
+            self._tasks = [asyncio.create_task(task) for task in (self._follow(), self._beat())]
+            self.hear()
 
     async def _follow(self) -> None:
         while True:
@@ -199,6 +213,7 @@ class Hub:
         await listen(self._on_load)
 
     def _on_load(self, load: NodeLoad) -> None:
+        self.loads.record(load, self._clock.monotonic())
         told = msgspec.structs.replace(load, prefix_filters={})  # kilobytes, for routers alone
         payload = message("telemetry", **msgspec.to_builtins(told))
         for subscriber in self._subscribers:
@@ -228,4 +243,5 @@ def _event_message(recorded: RecordedEvent) -> str:
 @cache
 def process_hub() -> Hub:
     """The one hub of a web process."""
-    return Hub(bootstrap.event_store(), bootstrap.clock(), bootstrap.listen_to_nodes)
+    listen, loads = bootstrap.listen_to_nodes, bootstrap.heard_loads()
+    return Hub(bootstrap.event_store(), bootstrap.clock(), listen, loads)

@@ -145,7 +145,8 @@ class Controller:
         self._upkeep = upkeep
         self.state, self.loads = FleetState(), FleetLoads()
         self.ingest = Ingest(handler, clock, self.state, self.loads, settings.timings)
-        self.reconciler = Reconciler(handler, clock, self.state, self.loads)
+        rates = (lambda: demand.view.rates_asked()) if demand else dict[str, float]
+        self.reconciler = Reconciler(handler, clock, self.state, self.loads, rates)
         watched = self.state, self.loads, self.ingest.report, self._late
         self.overdue = Overdue(handler, clock, *watched, settings.deadlines)
         self.demand = demand

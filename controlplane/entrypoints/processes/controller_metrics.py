@@ -70,7 +70,10 @@ class ControllerMetrics(Collector):
         generation = one.state.placement.generation
         yield _gauge("placement_generation", "Generation of the newest placement.", generation)
         yield _counter(
-            "placements", "Starts, stops and gaps decided.", "reason", one.reconciler.num_placed
+            "placements",
+            "Starts, stops, gaps and changes of tier decided.",
+            "reason",
+            one.reconciler.num_placed,
         )
         scaled = one.scaler.num_scaled if one.scaler else {}
         help_text = "Changes of a version's number of replicas by load or expectation."

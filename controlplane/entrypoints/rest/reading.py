@@ -41,6 +41,7 @@ from controlplane.entrypoints.rest.sources import (
     page,
     row_of,
 )
+from controlplane.entrypoints.rest.tiers import by_tier, live_tier
 from controlplane.projections.base import Row
 from controlplane.projections.catalog import Alias, Model, Version
 from controlplane.projections.decisions import Decision, DecisionAbout
@@ -198,25 +199,28 @@ def models(source: Source, query: Json, reader: Principal) -> Page:
     versions: defaultdict[str, list[Version]] = defaultdict(list)
     for one in source.select(Version, Selection(order="added_at_position")):
         versions[one.model].append(one)
-    return count, [_model_json(row, versions[row.name], reader) for row in rows]
+    standing = _Standing(source)
+    return count, [_model_json(row, versions[row.name], reader, standing) for row in rows]
 
 
 def model(source: Source, name: str, reader: Principal) -> Found:
     row = _model(source, name, reader)
-    return Found(_model_json(row, _versions_of(source, name), reader), row.version)
+    standing = _Standing(source)
+    return Found(_model_json(row, _versions_of(source, name), reader, standing), row.version)
 
 
 def versions(source: Source, name: str, query: Json, reader: Principal) -> Page:
     _model(source, name, reader)
     count, rows = page(_versions_of(source, name), query)
-    return count, [_version_json(row) for row in rows]
+    standing = _Standing(source)
+    return count, [_version_json(row, standing) for row in rows]
 
 
 def version(source: Source, name: str, version: str, reader: Principal) -> Found:
     """Its ETag is the model's: versions are part of the model's aggregate."""
     owner = _model(source, name, reader)
     row = required(source.get(Version, f"{name}@{version}"), "version", version)
-    return Found(_version_json(row), owner.version)
+    return Found(_version_json(row, _Standing(source)), owner.version)
 
 
 def aliases(source: Source, name: str, query: Json, reader: Principal) -> Page:
@@ -239,7 +243,22 @@ def _versions_of(source: Source, name: str) -> list[Version]:
     return source.select(Version, Selection({"model": name}, order="added_at_position"))
 
 
-def _model_json(row: Model, versions: list[Version], reader: Principal) -> Json:
+class _Standing:
+    """In which tiers each version's replicas are; of all versions at once."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._wanted: defaultdict[str, list[Replica]] = defaultdict(list)
+        for one in source.select(Replica, Selection({"desired": True})):
+            self._wanted[one.version_id].append(one)
+
+    def tiers(self, version_id: str) -> Json:
+        return dict(by_tier(self._source, self._wanted[version_id]))
+
+
+def _model_json(
+    row: Model, versions: list[Version], reader: Principal, standing: _Standing
+) -> Json:
     """As the reader may see it: who else has access is not its business."""
     access = _json(row.access)
     if reader.confined:
@@ -249,17 +268,17 @@ def _model_json(row: Model, versions: list[Version], reader: Principal) -> Json:
         "default_version": row.default_version,
         "aliases": list(row.aliases),
         "access": access,
-        "versions": [_version_json(one) for one in versions],
+        "versions": [_version_json(one, standing) for one in versions],
         "created_at": row.created_at,
     }
 
 
-def _version_json(row: Version) -> Json:
+def _version_json(row: Version, standing: _Standing) -> Json:
     counts = ("ready_replicas", "desired_replicas", "stuck_replicas")
-    standing = ("version_id", "retired", "status", *counts, "reason", "retry_at")
-    names = (*VersionSpec.__struct_fields__, *standing)
+    told = ("version_id", "retired", "status", *counts, "reason", "retry_at")
+    names = (*VersionSpec.__struct_fields__, *told)
     body = {name: msgspec.to_builtins(getattr(row, name)) for name in names}
-    return {**body, "price": price_texts(row.price)}
+    return {**body, **standing.tiers(row.version_id), "price": price_texts(row.price)}
 
 
 # --- routes -----------------------------------------------------------------------------------
@@ -332,13 +351,13 @@ def nodes(source: Source, query: Json) -> Page:
     replicas: defaultdict[str, list[Replica]] = defaultdict(list)
     for one in source.select(Replica):
         replicas[one.node_id].append(one)
-    return count, [_node_json(row, replicas[row.node_id]) for row in rows]
+    return count, [_node_json(source, row, replicas[row.node_id]) for row in rows]
 
 
 def node(source: Source, node_id: str) -> Found:
     row = required(source.get(Node, node_id), "node", node_id)
     replicas = source.select(Replica, Selection({"node_id": node_id}))
-    return Found(_node_json(row, replicas), row.version)
+    return Found(_node_json(source, row, replicas), row.version)
 
 
 def placements(source: Source, query: Json) -> Page:
@@ -347,23 +366,23 @@ def placements(source: Source, query: Json) -> Page:
     prefix = f"{query['model']}@" if "model" in query else ""
     selection = Selection(equal, lambda row: row.version_id.startswith(prefix))
     count, rows = page(source.select(Replica, selection), query)
-    return count, [_replica_json(row) for row in rows]
+    return count, [_replica_json(source, row) for row in rows]
 
 
-def _node_json(row: Node, replicas: list[Replica]) -> Json:
+def _node_json(source: Source, row: Node, replicas: list[Replica]) -> Json:
     body = _json(row)
     del body["version"]
-    return {**body, "replicas": [_replica_json(one) for one in replicas]}
+    return {**body, "replicas": [_replica_json(source, one) for one in replicas]}
 
 
-def _replica_json(row: Replica) -> Json:
+def _replica_json(source: Source, row: Replica) -> Json:
     body = _json(row)
     del body["sha256"]
-    return body
+    return {**body, **live_tier(source, row)}
 
 
 def decisions(query: Json, upto: int) -> list[Json]:
-    """Newest first; those that start, stop or miss a replica of ``version_id``, if one is given."""
+    """Newest first; those about a replica of ``version_id``, if one is given."""
     last = min(upto, query["before"] - 1) if "before" in query else upto
     if "version_id" in query:
         about = model_of(DecisionAbout).objects.filter(

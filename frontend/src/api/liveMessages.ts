@@ -27,6 +27,7 @@ const replicaLoad = z.object({
   cached_tokens: z.number().catch(0),
   prompt_tokens: z.number().catch(0),
   tier: z.string().catch(""),
+  tier_since: z.number().catch(0),
 });
 
 const telemetry = z.object({

@@ -1732,6 +1732,7 @@ export interface components {
             started: components["schemas"]["Started"][];
             stopped: components["schemas"]["Stopped"][];
             unplaced: components["schemas"]["Unplaced"][];
+            retiered: components["schemas"]["Retiered"][];
         };
         DecisionPage: {
             next: string | null;
@@ -1855,6 +1856,11 @@ export interface components {
             device_index: number;
             state: string;
             reason: string;
+            tier: components["schemas"]["PlacedTierEnum"];
+            /** Format: double */
+            tier_since: number;
+            /** @description Why a later decision changed it. */
+            tier_reason: string;
             decision_id: string;
             /** Format: double */
             decided_at: number;
@@ -1965,6 +1971,8 @@ export interface components {
             charged_bytes: unknown;
             /** @description Swappable replicas that work without a pause. */
             steady: unknown;
+            /** @description (swappable version, requests a minute) */
+            rates: unknown;
         };
         /**
          * @description * `shared` - shared
@@ -2062,6 +2070,13 @@ export interface components {
          * @enum {string}
          */
         LatencyClassEnum: "realtime" | "standard" | "batch";
+        /**
+         * @description * `resident` - resident
+         *     * `host` - host
+         *     * `storage` - storage
+         * @enum {string}
+         */
+        LiveTierEnum: "resident" | "host" | "storage";
         /**
          * @description * `events` - events
          *     * `requests` - requests
@@ -2227,6 +2242,7 @@ export interface components {
          * @enum {string}
          */
         NodeStatusEnum: "ready" | "suspect" | "lost";
+        NullEnum: null;
         OneDecision: {
             decision_id: string;
             generation: number;
@@ -2239,6 +2255,7 @@ export interface components {
             started: components["schemas"]["Started"][];
             stopped: components["schemas"]["Stopped"][];
             unplaced: components["schemas"]["Unplaced"][];
+            retiered: components["schemas"]["Retiered"][];
             inputs: components["schemas"]["Inputs"] | null;
             /** @description One for each change and each gap. */
             sentences: string[];
@@ -2264,9 +2281,10 @@ export interface components {
         /**
          * @description * `resident` - resident
          *     * `warm` - warm
+         *     * `storage` - storage
          * @enum {string}
          */
-        PlacedTierEnum: "resident" | "warm";
+        PlacedTierEnum: "resident" | "warm" | "storage";
         /**
          * @description * `continuous` - continuous
          *     * `static` - static
@@ -2485,12 +2503,33 @@ export interface components {
             /** Format: double */
             load_seconds: number;
             /**
-             * @description As it was placed; warm: swapped in from host memory when it is asked for.
+             * @description In which it is placed; warm: swapped in from host memory when it is asked for, storage: loaded then.
              *
              *     * `resident` - resident
              *     * `warm` - warm
+             *     * `storage` - storage
              */
             tier: components["schemas"]["PlacedTierEnum"];
+            /**
+             * Format: double
+             * @description Placed so.
+             */
+            tier_since: number;
+            /** @description Why that changed; empty: as it was started. */
+            tier_reason: string;
+            /**
+             * @description Where it is, as its node says now; null: not heard, or of the past.
+             *
+             *     * `resident` - resident
+             *     * `host` - host
+             *     * `storage` - storage
+             */
+            live_tier: components["schemas"]["LiveTierEnum"] | components["schemas"]["NullEnum"];
+            /**
+             * Format: double
+             * @description By the node's clock; null: not known.
+             */
+            live_tier_since: number | null;
             /** @description Why, in its node's words, while it is pending. */
             waiting: string;
             /**
@@ -2647,6 +2686,20 @@ export interface components {
             next: string | null;
             previous: string | null;
             results: components["schemas"]["Retention"][];
+        };
+        /** @description A replica that is kept in another tier from then on, and stays where it is. */
+        Retiered: {
+            assignment: components["schemas"]["Assignment"];
+            before: components["schemas"]["PlacedTierEnum"];
+            code: string;
+            reason: string;
+            /**
+             * Format: double
+             * @description Requests a minute for it.
+             */
+            rate: number;
+            /** @description The replicas that it changes place with. */
+            instead_of: string[];
         };
         /**
          * @description * `admin` - admin
@@ -3154,6 +3207,14 @@ export interface components {
             status: components["schemas"]["VersionStatusEnum"];
             ready_replicas: number;
             desired_replicas: number;
+            /** @description Replicas by the tier that they are placed in: resident, warm, storage. */
+            placed_tiers: {
+                [key: string]: number;
+            };
+            /** @description Replicas by where they are, as their nodes say now: resident, host, storage. Those of nodes that are not heard, and of the past, are left out. */
+            live_tiers: {
+                [key: string]: number;
+            };
             /** @description Why it is not ready, if it is not. */
             reason: string;
             /** @description Of which nothing moves any more. */

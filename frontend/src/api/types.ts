@@ -29,6 +29,7 @@ export type Candidate = Schemas["Candidate"];
 export type ScoreTerm = Schemas["ScoreTerm"];
 export type Rejection = Schemas["Rejection"];
 export type Started = Schemas["Started"];
+export type Retiered = Schemas["Retiered"];
 export type Stopped = Schemas["Stopped"];
 export type Unplaced = Schemas["Unplaced"];
 export type Decision = Schemas["Decision"];

@@ -36,6 +36,8 @@ export function version(model, name, part = {}) {
     status: "ready",
     ready_replicas: 1,
     desired_replicas: 1,
+    placed_tiers: { resident: 1 },
+    live_tiers: {},
     reason: "",
     stuck_replicas: 0,
     retry_at: null,
@@ -69,6 +71,10 @@ export function replica(version_id, node_id, device_index, memory, part = {}) {
     stuck_since: null,
     stuck_code: "",
     stuck_reason: "",
+    tier_since: T0 + 600,
+    tier_reason: "",
+    live_tier: null,
+    live_tier_since: null,
     ...part,
   };
 }
@@ -184,7 +190,7 @@ function decisions() {
     code: "not_enough_memory",
     detail: "needs 80.0 GiB, 2.3 GiB is free",
   });
-  const base = { actor: "controller:c1", stopped: [], unplaced: [] };
+  const base = { actor: "controller:c1", stopped: [], unplaced: [], retiered: [] };
   return [
     {
       ...base,
@@ -224,6 +230,16 @@ function decisions() {
           assignment: assignment("smollm2@v1", "n2", 1, 1.5),
           code: "surplus",
           reason: "",
+        },
+      ],
+      retiered: [
+        {
+          assignment: { ...assignment("minilm@v1", "n1", 1, 0.5), tier: "warm" },
+          before: "resident",
+          code: "less_asked",
+          reason: "minilm@v1 is asked for less than smollm2@v1, which takes its place",
+          rate: 0.5,
+          instead_of: ["smollm2.v1.g3.0"],
         },
       ],
     },

@@ -127,6 +127,15 @@ class VersionSerializer(serializers.Serializer[Any]):
     status = serializers.ChoiceField(VERSION_STATUSES)
     ready_replicas = serializers.IntegerField()
     desired_replicas = serializers.IntegerField()
+    placed_tiers = serializers.DictField(
+        child=serializers.IntegerField(),
+        help_text="Replicas by the tier that they are placed in: resident, warm, storage.",
+    )
+    live_tiers = serializers.DictField(
+        child=serializers.IntegerField(),
+        help_text="Replicas by where they are, as their nodes say now: resident, host, storage. "
+        "Those of nodes that are not heard, and of the past, are left out.",
+    )
     reason = serializers.CharField(help_text="Why it is not ready, if it is not.")
     stuck_replicas = serializers.IntegerField(help_text="Of which nothing moves any more.")
     retry_at = serializers.FloatField(

@@ -16,7 +16,8 @@ from controlplane.entrypoints.rest.fields import (
 from controlplane.entrypoints.rest.serializers.common import ListQuery, ReadQuery
 from controlplane.entrypoints.rest.serializers.demand import ScalingSerializer
 
-TIERS = ("resident", "warm")
+TIERS = ("resident", "warm", "storage")
+LIVE_TIERS = ("resident", "host", "storage")
 REPLICA_STATES = (
     "assigned", "accepted", "pending", "downloading", "loading", "ready", "stopping", "failed",
     "lost",
@@ -66,7 +67,19 @@ class ReplicaSerializer(serializers.Serializer[Any]):
     peak_bytes = serializers.IntegerField()
     load_seconds = serializers.FloatField()
     tier = serializers.ChoiceField(
-        TIERS, help_text="As it was placed; warm: swapped in from host memory when it is asked for."
+        TIERS,
+        help_text="In which it is placed; warm: swapped in from host memory when it is asked for, "
+        "storage: loaded then.",
+    )
+    tier_since = serializers.FloatField(help_text="Placed so.")
+    tier_reason = serializers.CharField(help_text="Why that changed; empty: as it was started.")
+    live_tier = serializers.ChoiceField(
+        LIVE_TIERS,
+        allow_null=True,
+        help_text="Where it is, as its node says now; null: not heard, or of the past.",
+    )
+    live_tier_since = serializers.FloatField(
+        allow_null=True, help_text="By the node's clock; null: not known."
     )
     waiting = serializers.CharField(help_text="Why, in its node's words, while it is pending.")
     stuck_since = serializers.FloatField(
@@ -167,6 +180,19 @@ class StoppedSerializer(serializers.Serializer[Any]):
     reason = serializers.CharField()
 
 
+class RetieredSerializer(serializers.Serializer[Any]):
+    """A replica that is kept in another tier from then on, and stays where it is."""
+
+    assignment = AssignmentSerializer()
+    before = serializers.ChoiceField(TIERS)
+    code = serializers.CharField()
+    reason = serializers.CharField()
+    rate = serializers.FloatField(help_text="Requests a minute for it.")
+    instead_of = serializers.ListField(
+        child=serializers.CharField(), help_text="The replicas that it changes place with."
+    )
+
+
 class UnplacedSerializer(serializers.Serializer[Any]):
     version_id = serializers.CharField()
     num_missing = serializers.IntegerField()
@@ -185,6 +211,7 @@ class InputsSerializer(serializers.Serializer[Any]):
     host_bytes = serializers.JSONField(help_text="(node, bytes kept for what is swapped out)")
     charged_bytes = serializers.JSONField(help_text="(replica, bytes that its node measured)")
     steady = serializers.JSONField(help_text="Swappable replicas that work without a pause.")
+    rates = serializers.JSONField(help_text="(swappable version, requests a minute)")
 
 
 class DecisionSerializer(serializers.Serializer[Any]):
@@ -197,6 +224,7 @@ class DecisionSerializer(serializers.Serializer[Any]):
     started = StartedSerializer(many=True)
     stopped = StoppedSerializer(many=True)
     unplaced = UnplacedSerializer(many=True)
+    retiered = RetieredSerializer(many=True)
 
 
 class OneDecisionSerializer(DecisionSerializer):
@@ -248,6 +276,9 @@ class ExplanationSerializer(serializers.Serializer[Any]):
     device_index = serializers.IntegerField()
     state = serializers.CharField()
     reason = serializers.CharField()
+    tier = serializers.ChoiceField(TIERS)
+    tier_since = serializers.FloatField()
+    tier_reason = serializers.CharField(help_text="Why a later decision changed it.")
     decision_id = serializers.CharField()
     decided_at = serializers.FloatField()
     decision_position = serializers.IntegerField()

@@ -9,6 +9,7 @@ import {
   byScore,
   device,
   rejectionSentence,
+  retieredSentence,
   startedSentence,
   stoppedSentence,
   termLabel,
@@ -26,6 +27,11 @@ export function DecisionDetail({ decision }: { decision: Decision }) {
       {decision.stopped.map((stopped) => (
         <p key={stopped.assignment.replica_id} className={classes.sentence}>
           {stoppedSentence(stopped)}
+        </p>
+      ))}
+      {decision.retiered.map((retiered) => (
+        <p key={retiered.assignment.replica_id} className={classes.sentence}>
+          {retieredSentence(retiered)}
         </p>
       ))}
       {decision.unplaced.map((unplaced) => (

@@ -3,6 +3,7 @@ import type {
   Candidate,
   Decision,
   Rejection,
+  Retiered,
   ScoreTerm,
   Started,
   Stopped,
@@ -14,10 +15,11 @@ export function device(node_id: string, index: number): string {
   return `${node_id}/${index}`;
 }
 
-export function summary({ started, stopped, unplaced }: Decision): string {
+export function summary({ started, stopped, unplaced, retiered }: Decision): string {
   const counts: [number, string[], string][] = [
     [started.length, started.map(versionOf), "started"],
     [stopped.length, stopped.map(versionOf), "stopped"],
+    [retiered.length, retiered.map(versionOf), "in another tier"],
     [missing(unplaced), unplaced.map(({ version_id }) => version_id), "without a place"],
   ];
   const parts = counts
@@ -34,7 +36,7 @@ function ofThese(versions: string[]): string {
   return names.length <= NAMED ? ` of ${names.join(" and ")}` : "";
 }
 
-function versionOf({ assignment }: Started | Stopped): string {
+function versionOf({ assignment }: Started | Stopped | Retiered): string {
   return assignment.version_id;
 }
 
@@ -51,6 +53,12 @@ export function stoppedSentence({ assignment, code, reason }: Stopped): string {
   const { version_id, node_id, device_index } = assignment;
   const subject = `${version_id} stops on ${device(node_id, device_index)}`;
   return told(subject, version_id, reason || words(code).toLowerCase());
+}
+
+export function retieredSentence({ assignment, before, reason }: Retiered): string {
+  const { version_id, tier } = assignment;
+  const subject = `${version_id} is kept ${words(tier)}, no longer ${words(before)}`;
+  return told(subject, version_id, reason);
 }
 
 export function unplacedSentence({ version_id, num_missing, code, reason }: Unplaced): string {

@@ -32,7 +32,7 @@ function segmentsOf({ replicas, load, colors }: DeviceTileProps): Segment[] {
 /** One device: who holds its memory, how busy it is, how warm. */
 export function DeviceTile(props: DeviceTileProps) {
   const { device, load } = props;
-  const replicas = props.replicas.filter((replica) => replica.tier !== "warm");
+  const replicas = props.replicas.filter((replica) => replica.tier === "resident");
   const held = replicas.reduce((sum, replica) => sum + replica.memory_bytes, 0);
   const total = device.memory_bytes;
   return (

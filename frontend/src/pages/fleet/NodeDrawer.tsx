@@ -11,7 +11,7 @@ import { Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
 import { Stuck } from "@/ui/Stuck";
-import { Tier } from "@/ui/Tier";
+import { LiveTier, PlacedTier } from "@/ui/Tier";
 import { Time } from "@/ui/Time";
 
 export function NodeDrawer({ node, onClose }: { node: Node | undefined; onClose: () => void }) {
@@ -135,7 +135,8 @@ const REPLICA_COLUMNS: Column<Replica>[] = [
   { title: "Wanted", cell: (replica) => (replica.desired ? "yes" : "no") },
   { title: "Accepted", cell: (replica) => (replica.acked ? "yes" : "not yet") },
   { title: "Reports", cell: (replica) => <Reported replica={replica} /> },
-  { title: "Tier", cell: (replica) => <Tier replica={replica} /> },
+  { title: "Tier now", cell: (replica) => <LiveTier replica={replica} /> },
+  { title: "Placed in", cell: (replica) => <PlacedTier replica={replica} /> },
   { title: "Memory", right: true, cell: (replica) => bytes(replica.memory_bytes) },
   { title: "Since", minor: true, cell: (replica) => <Time at={replica.since} /> },
 ];

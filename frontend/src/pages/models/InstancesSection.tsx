@@ -8,7 +8,7 @@ import { Section } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
 import { Stuck } from "@/ui/Stuck";
-import { Tier } from "@/ui/Tier";
+import { LiveTier, PlacedTier } from "@/ui/Tier";
 import { Time } from "@/ui/Time";
 
 /** Where the model's replicas run; absent while it has none. */
@@ -36,7 +36,8 @@ function Why({ replica }: { replica: Replica }) {
 const COLUMNS: Column<Replica>[] = [
   { title: "Replica", cell: (replica) => <Id value={replica.replica_id} /> },
   { title: "State", cell: (replica) => <Status value={replica.state} /> },
-  { title: "Tier", cell: (replica) => <Tier replica={replica} /> },
+  { title: "Tier now", cell: (replica) => <LiveTier replica={replica} /> },
+  { title: "Placed in", minor: true, cell: (replica) => <PlacedTier replica={replica} /> },
   {
     title: "Node",
     cell: ({ node_id, device_index }) => (
