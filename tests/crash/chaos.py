@@ -97,11 +97,14 @@ class Demo:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """All of the log, in its order."""
-        path: str | None = "events/?after=0&limit=500"
+        return self.pages("events/?after=0&limit=500")
+
+    def pages(self, path: str | None) -> Iterator[dict[str, Any]]:
+        """All results of a list, page after page."""
         while path:
             body = self.admin.get(path).raise_for_status().json()
             yield from body["results"]
-            path = body["next"]
+            path = body["next"] and body["next"].partition("/api/v1/")[2]
 
     def agents(self) -> list[psutil.Process]:
         """The live agents, the first node's first."""
@@ -312,7 +315,7 @@ def is_as_desired(demo: Demo) -> bool:
 
 
 def violations(demo: Demo, seen: list[Seen], expected: dict[str, str]) -> Iterator[str]:
-    records = {one["request_id"]: one for one in _records(demo)}
+    records = {one["request_id"]: one for one in demo.pages("requests/?limit=500")}
     for one in seen:
         if one.end in ("cut", "untyped"):
             yield f"{one.request_id}: ended {one.end}"
@@ -359,14 +362,6 @@ def _common(one: Seen, expected: dict[str, str]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _records(demo: Demo) -> Iterator[dict[str, Any]]:
-    path: str | None = "requests/?limit=500"
-    while path:
-        body = demo.admin.get(path).raise_for_status().json()
-        yield from body["results"]
-        path = body.get("next")
-
-
 # --- the command ------------------------------------------------------------------------------
 def run(folder: Path, minutes: float, seed: int, kinds: Sequence[str] = tuple(FAULTS)) -> int:
     with Links(NUM_AGENTS, lambda: bus_port(folder)) as links:
@@ -401,7 +396,7 @@ def campaign(demo: Demo, seconds: float, seed: int, kinds: Sequence[str]) -> lis
     problems += violations(demo, load.seen, expected)
     problems += slots.violations(demo.folder, demo.events(), WANTED)
     ends = Counter(one.end for one in load.seen)
-    moved = Counter(one["outcome"] for one in _records(demo) if (one["attempts"] or 0) > 1)
+    moved = Counter(one["outcome"] for one in demo.pages("requests/?limit=500") if (one["attempts"] or 0) > 1)
     print(f"faults {dict(faults)}; streams {dict(ends)}; of several attempts {dict(moved)}")
     return problems if moved else [*problems, "no stream was interrupted"]
 

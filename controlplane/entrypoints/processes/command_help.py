@@ -39,6 +39,7 @@ EXAMPLES = {
     },
     "Configure": {
         "apply": "apply models.yaml --dry-run",
+        "advance_epoch": "advance_epoch 5",
         "repack": "repack --moves 4 --apply --reason 'room for a large model'",
     },
     "Understand": {
