@@ -176,9 +176,9 @@ def _fit(spec: ReplicaSpec, num_bytes: int, budgets: list[_Budget]) -> tuple[str
             budget.free -= num_bytes
         return "start", Verdict(spec, "desired")
     if num_bytes <= min(one.free + one.returning for one in budgets):
-        holders = dict.fromkeys(name for one in budgets for name in one.holders)
-        return "wait", Verdict(spec, f"memory held by {', '.join(holders)}")
-    holders = ", ".join(dict.fromkeys(name for one in budgets for name in one.held_by))
+        leaving = dict.fromkeys(name for one in budgets for name in one.holders)
+        return "wait", Verdict(spec, f"memory held by {', '.join(leaving)}")
+    held_by = ", ".join(dict.fromkeys(name for one in budgets for name in one.held_by))
     reason = f"needs {num_bytes} bytes, {max(free, 0)} of the device are free"
-    reason += f"; memory held by {holders}" if holders else ""
+    reason += f"; memory held by {held_by}" if held_by else ""
     return "hold", Verdict(spec, reason, "not_resident")

@@ -46,6 +46,7 @@ from tests.crash.links import DIRECTIONS, Links
 ROOT = Path(__file__).parents[2]
 MODELS = ("a", "b", "c")
 NUM_AGENTS, NUM_CLIENTS, NUM_TOKENS, NUM_REPLICAS = 3, 9, 150, 2
+RECORDS = "requests/?limit=500"
 PAUSE_S = 18.0  # past the lease, and past the time after which a node counts as lost
 WANTED = {f"{name}@v1": NUM_REPLICAS for name in MODELS}
 BLIP_S, REST_S = (2.0, 9.0), (1.0, 6.0)
@@ -315,7 +316,7 @@ def is_as_desired(demo: Demo) -> bool:
 
 
 def violations(demo: Demo, seen: list[Seen], expected: dict[str, str]) -> Iterator[str]:
-    records = {one["request_id"]: one for one in demo.pages("requests/?limit=500")}
+    records = {one["request_id"]: one for one in demo.pages(RECORDS)}
     for one in seen:
         if one.end in ("cut", "untyped"):
             yield f"{one.request_id}: ended {one.end}"
@@ -396,7 +397,7 @@ def campaign(demo: Demo, seconds: float, seed: int, kinds: Sequence[str]) -> lis
     problems += violations(demo, load.seen, expected)
     problems += slots.violations(demo.folder, demo.events(), WANTED)
     ends = Counter(one.end for one in load.seen)
-    moved = Counter(one["outcome"] for one in demo.pages("requests/?limit=500") if (one["attempts"] or 0) > 1)
+    moved = Counter(one["outcome"] for one in demo.pages(RECORDS) if (one["attempts"] or 0) > 1)
     print(f"faults {dict(faults)}; streams {dict(ends)}; of several attempts {dict(moved)}")
     return problems if moved else [*problems, "no stream was interrupted"]
 
