@@ -56,7 +56,7 @@ class StaleDesired(Exception):
 # --- node -> control plane --------------------------------------------------------------------
 class ReplicaReport(msgspec.Struct, frozen=True):
     """``state``: pending | downloading | loading | ready | stopping | failed. Sizes in bytes.
-    ``retry_s``: until its node tries again by itself."""
+    ``retry_s``: until its node tries again by itself. ``since``: of the state, by its clock."""
 
     replica_id: str
     version_id: str
@@ -70,6 +70,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     load_seconds: float = 0.0
     sha256: str = ""
     retry_s: float = 0.0
+    since: float = 0.0
 
 
 class NodeReport(msgspec.Struct, frozen=True):

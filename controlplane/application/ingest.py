@@ -119,7 +119,8 @@ def _replicas(node_id: NodeId, node: Node, report: NodeReport, now: float) -> li
     events: list[Event] = []
     for said in report.replicas:
         known = node.replicas.get(said.replica_id)
-        if known is None or known[1] != said.state or _waits_otherwise(node, said):
+        is_same = known is not None and known[1] == said.state
+        if not is_same or _waits_otherwise(node, said) or _failed_again(node, said):
             events.append(_transition(node_id, said, now))
     running = {said.replica_id for said in report.replicas}
     for replica_id, (version_id, _, _) in node.replicas.items():
@@ -133,6 +134,12 @@ def _replicas(node_id: NodeId, node: Node, report: NodeReport, now: float) -> li
 def _waits_otherwise(node: Node, said: ReplicaReport) -> bool:
     """Whether it waits for another reason than the log has; figures alone are no news."""
     return said.state == nodes.WAITING and said.code != node.codes.get(said.replica_id, "")
+
+
+def _failed_again(node: Node, said: ReplicaReport) -> bool:
+    """Whether a try has failed between two reports: both say failed."""
+    before = node.failed_since.get(said.replica_id, 0.0)
+    return said.state == "failed" and before > 0 and said.since != before
 
 
 def _transition(node_id: NodeId, said: ReplicaReport, now: float) -> Event:
@@ -154,7 +161,7 @@ def _transition(node_id: NodeId, said: ReplicaReport, now: float) -> Event:
     if said.state == "failed":
         code = said.code or "unknown"
         about = node_id, replica_id, version_id
-        return nodes.ReplicaFailed(*about, code, said.detail, now, said.retry_s)
+        return nodes.ReplicaFailed(*about, code, said.detail, now, said.retry_s, said.since)
     why = (said.code, said.detail) if said.state == nodes.WAITING else ("", "")
     return nodes.ReplicaStateChanged(node_id, replica_id, version_id, said.state, now, *why)
 

@@ -142,7 +142,8 @@ class ReplicaBecameReady(Event, frozen=True, tag_field="type", tag="ReplicaBecam
 
 
 class ReplicaFailed(Event, frozen=True, tag_field="type", tag="ReplicaFailed"):
-    """``retry_s``: until its node tries again by itself, 0 if it did not say."""
+    """``retry_s``: until its node tries again by itself, 0 if it did not say. ``since``: when it
+    failed by the node's clock, which tells one failure from the next."""
 
     node_id: NodeId
     replica_id: ReplicaId
@@ -151,6 +152,7 @@ class ReplicaFailed(Event, frozen=True, tag_field="type", tag="ReplicaFailed"):
     detail: str
     at: float
     retry_s: float = 0.0
+    since: float = 0.0
 
 
 class ReplicaOverdue(Event, frozen=True, tag_field="type", tag="ReplicaOverdue"):
@@ -203,8 +205,9 @@ def backoff_s(num_failures: int) -> float:
 # --- state ------------------------------------------------------------------------------------
 class Node(State, frozen=True):
     """``status``: absent | ready | suspect | lost. ``replicas``: id -> (version, state, since).
-    ``codes``: of those that wait, why. ``overdue``: id -> why, of those that are stuck. ``late``:
-    why it has not accepted what it was told, if it should have."""
+    ``codes``: of those that wait, why. ``failed_since``: of those that last failed, when, by the
+    node's clock. ``overdue``: id -> why, of those that are stuck. ``late``: why it has not accepted
+    what it was told, if it should have."""
 
     status: str = "absent"
     boot_id: str = ""
@@ -216,6 +219,7 @@ class Node(State, frozen=True):
     replicas: dict[str, tuple[str, str, float]] = msgspec.field(default_factory=dict)
     failures: dict[str, tuple[str, int, float]] = msgspec.field(default_factory=dict)
     codes: dict[str, str] = msgspec.field(default_factory=dict)
+    failed_since: dict[str, float] = msgspec.field(default_factory=dict)
     overdue: dict[str, str] = msgspec.field(default_factory=dict)
     late: str = ""
 
@@ -249,7 +253,7 @@ def evolve(node: Node, event: NodeEvent) -> Node:
 
 def _forgotten(node: Node) -> Node:
     """Nothing that it reported before holds any more."""
-    return replace(node, replicas={}, codes={}, overdue={}, late="")
+    return replace(node, replicas={}, codes={}, failed_since={}, overdue={}, late="")
 
 
 def _failed_to_start(node: Node, event: ReplicaOverdue, overdue: dict[str, str]) -> Node:
@@ -284,15 +288,18 @@ def _evolve_replica(node: Node, event: NodeEvent) -> Node:
                 replicas={**node.replicas, rid: (version, "ready", at)},
                 failures=failures,
             )
-        case ReplicaFailed(replica_id=rid, version_id=version, code=code, at=at):
+        case ReplicaFailed(replica_id=rid, version_id=version, code=code, at=at, since=since):
             count = node.failures.get(version, ("", 0, 0.0))[1] + 1
             return replace(
                 node,
                 replicas={**node.replicas, rid: (version, "failed", at)},
                 failures={**node.failures, version: (code, count, at)},
+                failed_since={**node.failed_since, rid: since},
             )
         case ReplicaStopped(replica_id=rid):
-            return replace(node, replicas={k: v for k, v in node.replicas.items() if k != rid})
+            left = {name: one for name, one in node.replicas.items() if name != rid}
+            failed = {name: one for name, one in node.failed_since.items() if name != rid}
+            return replace(node, replicas=left, failed_since=failed)
     return node
 
 

@@ -127,7 +127,7 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("NodeJoined", 1): _with_interconnect,
     ("NodeJoined", 2): _with_engines,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
-    ("ReplicaFailed", 1): lambda data: {**data, "retry_s": 0.0},
+    ("ReplicaFailed", 1): lambda data: {**data, "retry_s": 0.0, "since": 0.0},
     # Until then nobody kept why a replica waits.
     ("ReplicaStateChanged", 1): lambda data: {**data, "code": "", "detail": ""},
     ("TenantBudgetSet", 1): _budget_of_many,

@@ -25,8 +25,8 @@ def load(seq: int = 1, boot: str = "b1", node: str = "n1") -> NodeLoad:
     return NodeLoad(node, boot, seq, 0.0, 1, 0, False, (), ())
 
 
-def replica(state: str, replica_id: str = "m.v1.g1.0", **more: str) -> ReplicaReport:
-    return ReplicaReport(replica_id, "m@v1", 0, state, **more)
+def replica(state: str, replica_id: str = "m.v1.g1.0", **more: str | float) -> ReplicaReport:
+    return ReplicaReport(replica_id, "m@v1", 0, state, **more)  # type: ignore[arg-type]
 
 
 def heard(*replicas: ReplicaReport, silent: float = 0.0, **more: object) -> Heard:
@@ -65,6 +65,16 @@ def test_every_change_of_a_replica_is_a_fact() -> None:
         "ReplicaStateChanged", "ReplicaStateChanged", "ReplicaBecameReady", "ReplicaFailed",
         "ReplicaStateChanged", "ReplicaBecameReady", "ReplicaStopped",
     ]  # fmt: skip
+
+
+def test_a_try_that_fails_between_two_reports_is_a_failure_of_its_own() -> None:
+    """Both reports say failed; since when tells them apart, and one failure told twice is one."""
+    node, counts = joined(), []
+    for since in (5.0, 5.0, 15.0, 15.0, 35.0):
+        said = heard(replica("failed", code="download_failed", retry_s=10.0, since=since))
+        node = fold(nodes.DECIDER, conclude("n1", node, said, since + 1.0), node)
+        counts.append(node.failures["m@v1"][1])
+    assert counts == [1, 1, 2, 2, 3]
 
 
 def test_silence_is_suspected_then_lost_then_forgiven() -> None:

@@ -100,7 +100,7 @@ SAMPLES: tuple[Event, ...] = (
     node.ReplicaBecameReady(
         NODE, R1, V1, 0, GIB, GIB // 2, 2 * GIB, 1.25, "ab" * 32, 9.0, "bf16 is slow here"
     ),
-    node.ReplicaFailed(NODE, R1, V1, "out_of_memory", "2 GiB asked, 1 GiB free", 10.0, 20.0),
+    node.ReplicaFailed(NODE, R1, V1, "out_of_memory", "2 GiB asked, 1 GiB free", 10.0, 20.0, 9.5),
     node.ReplicaStopped(NODE, R1, V1, 11.0),
     placement.PlacementDecided(
         "d-1",

@@ -107,7 +107,7 @@ def _replica_report(status: wire.ReplicaStatus) -> ReplicaReport:
     if status.state not in REPLICA_STATES:
         raise Rejected(f"replica state {status.state!r}")
     _natural(status.device_index, status.weights_bytes, status.kv_bytes, status.peak_bytes)
-    _figures(status.load_seconds, status.retry_s)
+    _figures(status.load_seconds, status.retry_s, status.since)
     return ReplicaReport(
         status.replica_id,
         status.version_id,
@@ -121,6 +121,7 @@ def _replica_report(status: wire.ReplicaStatus) -> ReplicaReport:
         status.load_seconds,
         status.sha256,
         status.retry_s,
+        status.since,
     )
 
 

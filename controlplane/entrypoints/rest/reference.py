@@ -418,7 +418,7 @@ EXAMPLES = {
             "Of one model, in money",
             {
                 "scope": "model",
-                "target": "chat",
+                "target": "smollm2",
                 "unit": "money",
                 "limit": "12.50",
                 "period": "month",
