@@ -31,10 +31,7 @@ interface Standing {
 export function Reason({ of }: { of: Standing }) {
   const now = useNow();
   if (!of.reason && of.retry_at === null) return "–";
-  return (
-    <>
-      {of.reason}
-      {of.retry_at !== null && ` Next try ${inSeconds(of.retry_at, now)}.`}
-    </>
-  );
+  if (of.retry_at === null) return of.reason;
+  const sentence = of.reason.trimEnd().replace(/[^.]$/, "$&.");
+  return `${sentence} Next try ${inSeconds(of.retry_at, now)}.`;
 }
