@@ -2,7 +2,7 @@
 ``database`` has one of its own.
 
 With ``pytest -n 2`` there are two lanes. What watches real processes against the clock runs one
-test after another in the first; beside it, and giving way to it, the files of everything else run::
+test after another in the first; beside it the files of everything else run::
 
     first     agent/test_faults.py, agent/..., crash/..., e2e/..., openai/...
     second    access/test_jwt.py | contracts/test_budgets.py | domain/... | rest/...
@@ -29,12 +29,8 @@ _DATA_DIR = Path(tempfile.mkdtemp(prefix="engine-tests-"))
 os.environ["ENGINE_DATA_DIR"] = str(_DATA_DIR)
 
 
-if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
-    os.nice(10)
-
-
 class Lanes(LoadScopeScheduling):
-    """The lane of the most tests is handed out first, so to the worker that is not nice."""
+    """The lane of the most tests is handed out first and whole, then file after file."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
@@ -42,7 +38,7 @@ class Lanes(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
-    return Lanes(config, log)  # type: ignore[arg-type]
+    return Lanes(config, log)
 
 
 def pytest_configure() -> None:
