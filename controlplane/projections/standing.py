@@ -5,6 +5,7 @@ replica rows, since every list of models shows them. It runs after both.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -36,21 +37,21 @@ def refresh(rows: Rows, version_id: str) -> None:
     wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
     observed = [row.observed for row in wanted]
     gap = rows.get(Unplaced, version_id)
-    failures = rows.find(LoadFailure, version_id=version_id)
     status, reason = _status(rows, version, observed, gap)
-    if status == "loading":
-        reason = _why_loading(wanted, failures)
-    now = replace(
-        version,
-        status=status,
-        reason=reason,
-        ready_replicas=observed.count("ready"),
-        desired_replicas=len(wanted) + (gap.num_missing if gap else 0),
-        stuck_replicas=sum(row.stuck_since is not None for row in wanted),
-        retry_at=_next_try(wanted, failures),
-    )
-    if now != version:  # most reports change nothing here
-        rows.put(now)
+    ready, desired = observed.count("ready"), len(wanted) + (gap.num_missing if gap else 0)
+    stuck, retry_at = 0, None
+    if ready < len(wanted):
+        failures = rows.find(LoadFailure, version_id=version_id)
+        stuck = sum(row.stuck_since is not None for row in wanted)
+        retry_at = _next_try(wanted, failures)
+        reason = _why_loading(wanted, failures) if status == "loading" else reason
+    told = status, reason, ready, desired, stuck, retry_at
+    if told != _told(version):  # most reports change nothing here
+        rows.put(replace(version, **dict(zip(_TOLD, told, strict=True))))
+
+
+_TOLD = ("status", "reason", "ready_replicas", "desired_replicas", "stuck_replicas", "retry_at")
+_told = attrgetter(*_TOLD)
 
 
 def _why_loading(wanted: list[Replica], failures: Sequence[LoadFailure]) -> str:
