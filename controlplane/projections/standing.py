@@ -41,10 +41,11 @@ def refresh(rows: Rows, version_id: str) -> None:
     ready, desired = observed.count("ready"), len(wanted) + (gap.num_missing if gap else 0)
     stuck, retry_at = 0, None
     if ready < len(wanted):
-        failures = rows.find(LoadFailure, version_id=version_id)
-        stuck = sum(row.stuck_since is not None for row in wanted)
-        retry_at = _next_try(wanted, failures)
-        reason = _why_loading(wanted, failures) if status == "loading" else reason
+        stuck = sum([row.stuck_since is not None for row in wanted])
+        if status == "loading" or "failed" in observed:
+            failures = rows.find(LoadFailure, version_id=version_id)
+            retry_at = _next_try(wanted, failures) if failures else None
+            reason = _why_loading(wanted, failures) if status == "loading" else reason
     told = status, reason, ready, desired, stuck, retry_at
     if told != _told(version):  # most reports change nothing here
         rows.put(replace(version, **dict(zip(_TOLD, told, strict=True))))
