@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
 )
