@@ -138,6 +138,13 @@ def test_a_queue_that_lasts_adds_a_replica_and_not_beyond_the_cap(fleet: Fleet) 
     assert fleet.codes() == ["woken", "queue"]
 
 
+def ask_slowly(fleet: Fleet) -> None:
+    """Twenty rounds with a first token each that took 2.5 s."""
+    for _ in range(20):
+        fleet.ledger.ttft.append(FirstToken(V, "standard", fleet.clock.now(), 2.5))
+        fleet.round()
+
+
 def test_slow_first_tokens_count_only_from_when_all_replicas_were_ready(fleet: Fleet) -> None:
     """A request that was held while its model loaded says nothing about how many are needed."""
     fleet.ask(V)
@@ -148,9 +155,7 @@ def test_slow_first_tokens_count_only_from_when_all_replicas_were_ready(fleet: F
     for _ in range(30):
         fleet.round()
     assert fleet.codes() == ["woken"]
-    for _ in range(20):
-        fleet.ledger.ttft.append(FirstToken(V, "standard", fleet.clock.now(), 2.5))
-        fleet.round()
+    ask_slowly(fleet)
     assert fleet.codes() == ["woken", "ttft"]
 
 
@@ -168,9 +173,7 @@ def test_first_tokens_count_only_of_who_came_after_a_pile_had_drained(fleet: Fle
     for _ in range(40):
         fleet.round()
     assert fleet.codes() == ["woken"]
-    for _ in range(20):
-        fleet.ledger.ttft.append(FirstToken(V, "standard", fleet.clock.now(), 2.5))
-        fleet.round()
+    ask_slowly(fleet)
     assert fleet.codes() == ["woken", "ttft"]
 
 
