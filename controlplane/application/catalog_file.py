@@ -47,9 +47,10 @@ from controlplane.domain.budget import Budget, parse_limit
 from controlplane.domain.decider import Command, Decider, Event, fold
 from controlplane.domain.errors import Conflict, Invalid
 from controlplane.domain.ids import TenantId
-from controlplane.domain.model import Access, AddVersion, Colocation, Model, Needs, VersionSpec
+from controlplane.domain.model import Access, AddVersion, Model
 from controlplane.domain.route import Route
 from controlplane.domain.tenant import Tenant
+from controlplane.domain.version_spec import Colocation, Needs, VersionSpec
 
 FORMAT = 1
 _UNITS = {

@@ -27,9 +27,10 @@ import yaml
 from controlplane.application.catalog_file import FORMAT
 from controlplane.domain import model, money
 from controlplane.domain.budget import Budget, amount_in
-from controlplane.domain.model import Model, VersionSpec
+from controlplane.domain.model import Model
 from controlplane.domain.money import Price
 from controlplane.domain.route import Route
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.projections.tenants import ApiKey, Tenant
 
 _NOTE = "API keys are named here without their secrets; applying this makes none: issue them anew."

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import DeviceInfo, HostInfo
+from controlplane.domain.version_spec import VersionSpec
 
 
 # --- control plane -> node --------------------------------------------------------------------

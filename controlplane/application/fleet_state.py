@@ -21,11 +21,11 @@ from controlplane.domain import placement as placements
 from controlplane.domain import routing as routings
 from controlplane.domain import scaling as scalings
 from controlplane.domain.ids import VersionId
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import Node
 from controlplane.domain.placement import Assignment, Placement, PlacementDecided
 from controlplane.domain.routing import Routing, RoutingEvent
 from controlplane.domain.scaling import Scaling
+from controlplane.domain.version_spec import VersionSpec
 
 LOAD_FIRST_S, LOAD_BYTES_PER_S = 5.0, 500e6  # of what was never loaded yet
 HELD = frozenset({"pending", "downloading", "loading"})

@@ -16,9 +16,9 @@ from controlplane.application.ports import CONTROLLER, Clock
 from controlplane.domain import placement
 from controlplane.domain.errors import VersionConflict
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId, version_id
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import WAITING, Node
 from controlplane.domain.placement import Assignment, DecidePlacement, PlanInputs
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.plan import (
     PLANNER,
     PLANNERS_THAT_STOP_FAILING,

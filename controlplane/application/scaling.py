@@ -27,7 +27,6 @@ from controlplane.application.reconcile import inputs_of, live_versions, snapsho
 from controlplane.domain import scaling
 from controlplane.domain.decider import Command
 from controlplane.domain.ids import VersionId
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.scaling import (
     Came,
     Expected,
@@ -36,6 +35,7 @@ from controlplane.domain.scaling import (
     RecordForecast,
     ScaleReplicas,
 )
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.ahead import Load as Ahead
 from controlplane.placement.ahead import loads_ahead, room_for, worths
 from controlplane.placement.autoscale import (

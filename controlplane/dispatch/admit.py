@@ -16,7 +16,7 @@ timestamps (memory grows with the rate, and it answers "when" no better).
 import msgspec
 
 from controlplane.dispatch.refusals import InvalidRequest
-from controlplane.domain.model import VersionSpec
+from controlplane.domain.version_spec import VersionSpec
 
 MAX_CHOICES = 8
 

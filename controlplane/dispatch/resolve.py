@@ -30,9 +30,10 @@ from controlplane.dispatch.refusals import ModelNotFound, NoAccess
 from controlplane.domain import model, route
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import VersionId, version_id
-from controlplane.domain.model import Model, ModelAliasAdded, ModelAliasRemoved, VersionSpec
+from controlplane.domain.model import Model, ModelAliasAdded, ModelAliasRemoved
 from controlplane.domain.money import Price
 from controlplane.domain.route import Arm, Route
+from controlplane.domain.version_spec import VersionSpec
 
 
 @dataclass

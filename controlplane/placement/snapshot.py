@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from controlplane.domain.ids import NodeId, VersionId
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import backoff_s
 from controlplane.domain.placement import Assignment
+from controlplane.domain.version_spec import VersionSpec
 
 RANK = {"high": 0, "normal": 1, "best-effort": 2}  # lower is more important
 FAILING = frozenset({"failed", "stuck"})  # states of a replica that does not start where it is

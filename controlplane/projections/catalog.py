@@ -6,8 +6,9 @@ from msgspec.structs import asdict, replace
 
 from controlplane.domain import model as domain
 from controlplane.domain.ids import version_id
-from controlplane.domain.model import Access, Colocation, Needs, VersionSpec
+from controlplane.domain.model import Access
 from controlplane.domain.money import FREE, Price
+from controlplane.domain.version_spec import Colocation, Needs, VersionSpec
 from controlplane.projections.base import Projection, Recorded, Row, Rows
 
 NOT_PLANNED = "No plan has been made for it yet."

@@ -21,10 +21,10 @@ from controlplane.dispatch.resolve import Catalog
 from controlplane.domain import model, node, placement, scaling, tenant
 from controlplane.domain.decider import Decider, Event
 from controlplane.domain.ids import NodeId, ReplicaId, TenantId, VersionId, version_id
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.node import DeviceInfo, HostInfo, Node
 from controlplane.domain.placement import Assignment, Placement, PlacementDecided, PlanInputs
 from controlplane.domain.scaling import Scaling
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.ahead import room_for
 from controlplane.placement.autoscale import Verdict
 from controlplane.placement.plan import PLANNER, PlacementPlan, plan

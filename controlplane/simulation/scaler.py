@@ -15,7 +15,7 @@ Worked example, slots for 32 a replica, between 1 and 3::
 from collections.abc import Sequence
 
 from controlplane.domain.ids import VersionId
-from controlplane.domain.model import VersionSpec
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.autoscale import (
     DEFAULT_POLICY,
     TARGET_TTFT_S,

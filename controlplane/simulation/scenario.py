@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import msgspec
 
 from controlplane.domain.errors import Invalid
-from controlplane.domain.model import Colocation, VersionSpec
+from controlplane.domain.version_spec import Colocation, VersionSpec
 from controlplane.simulation.hardware import GIB, GPU_CLASSES, Efficiency, ModelShape
 
 HOLD_S = {"realtime": 10.0, "standard": 60.0, "batch": 300.0}  # as application.hold

@@ -24,9 +24,10 @@ from controlplane.application.project import LogFollower
 from controlplane.application.tasks import end_tasks
 from controlplane.domain import model, node
 from controlplane.domain.ids import NodeId
-from controlplane.domain.model import AddVersion, RegisterModel, RetireVersion, VersionSpec
+from controlplane.domain.model import AddVersion, RegisterModel, RetireVersion
 from controlplane.domain.node import DrainNode, RemoveNode
 from controlplane.domain.placement import PlacementDecided
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.entrypoints.processes.controller import (
     Controller,
     ControllerSettings,

@@ -27,8 +27,8 @@ from controlplane.application.fleet import (
 )
 from controlplane.application.fleet_state import FleetState
 from controlplane.domain.ids import NodeId
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.placement import Assignment, Shard
+from controlplane.domain.version_spec import VersionSpec
 from gpuagent.wire.codec import decode, encode
 from gpuagent.wire.messages import (
     DesiredState,

@@ -25,10 +25,10 @@ from controlplane.domain.model import (
     ModelVersionAdded,
     ModelVersionRetired,
     ModelVersionScaled,
-    VersionSpec,
 )
 from controlplane.domain.node import DeviceInfo
 from controlplane.domain.routing import RoutingWeightsSet, Weights
+from controlplane.domain.version_spec import VersionSpec
 
 SPEC = VersionSpec(version="v1", source="simulated://m", gpu_memory=1000, max_batch=4)
 

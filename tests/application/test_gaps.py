@@ -5,13 +5,9 @@ import pytest
 from controlplane.application.gaps import NEVER_HEALS, gap_of, tried
 from controlplane.dispatch.resolve import Catalog
 from controlplane.domain import node as nodes
-from controlplane.domain.model import (
-    ModelRegistered,
-    ModelVersionAdded,
-    ModelVersionRetired,
-    VersionSpec,
-)
+from controlplane.domain.model import ModelRegistered, ModelVersionAdded, ModelVersionRetired
 from controlplane.domain.node import DeviceInfo
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.entrypoints.openai.nodes import FleetPlacer
 from tests.application.test_fleet_state import Log
 

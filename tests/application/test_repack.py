@@ -15,6 +15,7 @@ from controlplane.domain import model, node
 from controlplane.domain.errors import VersionConflict
 from controlplane.domain.ids import NodeId
 from controlplane.domain.placement import PlanInputs
+from controlplane.domain.version_spec import VersionSpec
 from tests.application.test_replay import GIB, Fleet
 
 
@@ -36,7 +37,7 @@ def with_holes(store: EventStore) -> Fleet:
             life.add(f"node-{at}", node.NodeJoined(NodeId(at), "b", "z", device, 0.0))
         if name == "c":
             life.add("model-filler", model.ModelVersionRetired("filler", "v1", 0.0))
-        spec = model.VersionSpec(version="v1", source="simulated://m", gpu_memory=size * GIB)
+        spec = VersionSpec(version="v1", source="simulated://m", gpu_memory=size * GIB)
         life.add(f"model-{name}", model.ModelRegistered(name, 0.0))
         life.add(f"model-{name}", model.ModelVersionAdded(name, spec, 0.0))
         step(life)

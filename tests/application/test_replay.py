@@ -22,6 +22,7 @@ from controlplane.domain import model, node
 from controlplane.domain.event_types import encode
 from controlplane.domain.ids import NodeId
 from controlplane.domain.placement import PlacementDecided, PlanInputs, ScoreTerm
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.plan import PLANNER, REPLAYED
 
 GIB = 2**30
@@ -41,7 +42,7 @@ class Fleet:
             devices = tuple(node.DeviceInfo(i, "cuda", "GPU", 24 * GIB) for i in range(2))
             self.add(f"node-{name}", node.NodeJoined(NodeId(name), "b", f"z-{name}", devices, 0.0))
         for number, priority in enumerate(("high", "normal", "normal", "best-effort", "high")):
-            spec = model.VersionSpec(
+            spec = VersionSpec(
                 version="v1", source="simulated://m", gpu_memory=(5 + 2 * number) * GIB,
                 priority=priority, max_replicas=4,
             )  # fmt: skip

@@ -6,8 +6,9 @@ from controlplane.application.demand import Arrival, DemandWatch, FirstToken
 from controlplane.application.replay import replay_all
 from controlplane.application.scaling import Scaler
 from controlplane.domain import node as nodes
-from controlplane.domain.model import ModelRegistered, ModelVersionAdded, VersionSpec
+from controlplane.domain.model import ModelRegistered, ModelVersionAdded
 from controlplane.domain.scaling import DemandForecast, PreloadJudged, ReplicasScaled
+from controlplane.domain.version_spec import VersionSpec
 from tests.application.test_fleet_state import Log
 
 GIB = 1000  # of the test's node, which has 4096

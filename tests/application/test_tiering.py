@@ -4,8 +4,9 @@ from controlplane.application.fleet import DeviceLoad, NodeLoad
 from controlplane.application.publish import desired_nodes
 from controlplane.application.reconcile import Reconciler
 from controlplane.application.replay import replay_all
-from controlplane.domain.model import ModelRegistered, ModelVersionAdded, VersionSpec
+from controlplane.domain.model import ModelRegistered, ModelVersionAdded
 from controlplane.domain.placement import PlacementDecided
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.explain import explain
 from controlplane.placement.tiering import STAY_S
 from tests.application.test_scaling import Fleet

@@ -13,10 +13,11 @@ from controlplane.domain.audit import CommandRefused, cause_of_undo
 from controlplane.domain.decider import Event, fold
 from controlplane.domain.errors import Conflict
 from controlplane.domain.ids import KeyId, NodeId
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.projections.audit import ADMINISTRATIVE
 from tests.domain.samples import ACME, ARMS, DEVICES, KEY, NODE, SPEC
 
-V2 = model.VersionSpec(version="v2", source="simulated://x", gpu_memory=1)
+V2 = VersionSpec(version="v2", source="simulated://x", gpu_memory=1)
 TENANT = (tenant.TenantCreated(ACME, "acme", "standard", 0.0),)
 MODEL = (
     model.ModelRegistered("smollm2", 0.0),

@@ -99,7 +99,7 @@ class _Fire:
     def __init__(self) -> None:
         from django.conf import settings
 
-        from controlplane.domain.model import VersionSpec
+        from controlplane.domain.version_spec import VersionSpec
         from tests.openai.stack import GIB, GatewayProcess, Stack
 
         extra = {"ENGINE_DATABASE_URL": os.environ["ENGINE_DATABASE_URL"]}

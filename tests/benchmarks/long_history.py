@@ -14,6 +14,7 @@ from controlplane.domain import audit, model, node, placement, route, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
 from controlplane.domain.money import Price
+from controlplane.domain.version_spec import VersionSpec
 
 GIB = 2**30
 PRICE = Price(150_000, 75_000, 600_000)  # 0.15, 0.075 and 0.60 per million tokens
@@ -61,7 +62,7 @@ class World:
 
     def _new_model(self, name: str, who: EventMeta) -> Iterator[Happened]:
         yield f"model-{name}", model.ModelRegistered(name, self._now), who
-        spec = model.VersionSpec(
+        spec = VersionSpec(
             version="v1", source=f"hf://zoo/{name}@main", gpu_memory=16 * GIB, max_replicas=4
         )
         yield f"model-{name}", model.ModelVersionAdded(name, spec, self._now), who

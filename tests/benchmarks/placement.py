@@ -31,8 +31,8 @@ from typing import Any
 from controlplane.dispatch.choose import ReplicaView, RequestView, choose
 from controlplane.dispatch.record import dispatch_of, encode
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId
-from controlplane.domain.model import Needs, VersionSpec
 from controlplane.domain.placement import Assignment, Shard
+from controlplane.domain.version_spec import Needs, VersionSpec
 from controlplane.placement.feasible import Fleet, Resident
 from controlplane.placement.plan import plan
 from controlplane.placement.snapshot import DeviceView, FleetSnapshot, NodeView, VersionView

@@ -12,6 +12,7 @@ from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Command, Decider
 from controlplane.domain.ids import KeyId, NodeId, TenantId, VersionId
 from controlplane.domain.money import Price
+from controlplane.domain.version_spec import VersionSpec
 
 TENANTS = ("acme", "umbrella", "initech")
 BUDGETS = {"acme": (3_000, "day"), "umbrella": (5_000, "total"), "initech": None}
@@ -66,8 +67,8 @@ def _scene(at: float) -> list[Command]:
     ]
 
 
-def _spec(version: str) -> model.VersionSpec:
-    return model.VersionSpec(version=version, source="simulated://m", gpu_memory=2**30)
+def _spec(version: str) -> VersionSpec:
+    return VersionSpec(version=version, source="simulated://m", gpu_memory=2**30)
 
 
 def num_scene() -> int:

@@ -97,7 +97,7 @@ class Fleet:
         self.restarting: set[int] = set()
 
     def start(self) -> None:
-        from controlplane.domain.model import VersionSpec
+        from controlplane.domain.version_spec import VersionSpec
 
         spec = VersionSpec(
             version="v1",

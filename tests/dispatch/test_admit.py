@@ -15,7 +15,7 @@ from controlplane.dispatch.admit import (
     refill,
 )
 from controlplane.dispatch.refusals import InvalidRequest
-from controlplane.domain.model import VersionSpec
+from controlplane.domain.version_spec import VersionSpec
 
 FREE = DEFAULT_RATES["free"]
 

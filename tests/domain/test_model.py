@@ -12,7 +12,6 @@ from controlplane.domain.model import (
     AddAlias,
     AddVersion,
     ChangeAccess,
-    Colocation,
     ModelAccessChanged,
     ModelAliasAdded,
     ModelAliasRemoved,
@@ -22,7 +21,6 @@ from controlplane.domain.model import (
     ModelVersionAdded,
     ModelVersionRetired,
     ModelVersionScaled,
-    Needs,
     RegisterModel,
     RemoveAlias,
     RetireVersion,
@@ -33,6 +31,7 @@ from controlplane.domain.model import (
     price_of,
 )
 from controlplane.domain.money import FREE, Price
+from controlplane.domain.version_spec import Colocation, Needs
 from tests.domain.samples import SPEC
 from tests.domain.scenario import Scenario
 

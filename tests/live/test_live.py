@@ -15,6 +15,7 @@ from controlplane.domain.budget import Budget
 from controlplane.domain.event_types import decode, schema_version
 from controlplane.domain.ids import NodeId, ReplicaId, TenantId, VersionId
 from controlplane.domain.policy import Principal
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.entrypoints.live import hub as hub_module
 from controlplane.entrypoints.live.hub import Subscriber
 from controlplane.entrypoints.rest import reading
@@ -169,7 +170,7 @@ def write_something(rng: random.Random, index: int) -> None:
         handler.handle(decider, f"{decider.category}-{target}", command, META)
 
     node_id, version_id = NodeId(f"n{index % 2}"), VersionId(f"{name}@v1")
-    spec = model.VersionSpec(version="v1", source="simulated://x", gpu_memory=1024)
+    spec = VersionSpec(version="v1", source="simulated://x", gpu_memory=1024)
     replica = ReplicaId(f"{name}.v1.g{index}.0")
     one = placement.Assignment(replica, version_id, node_id, 0, 1024)
     plan = placement.DecidePlacement(

@@ -11,7 +11,8 @@ import pytest
 from django.conf import settings
 
 from controlplane.domain import model
-from controlplane.domain.model import Access, ChangeAccess, VersionSpec
+from controlplane.domain.model import Access, ChangeAccess
+from controlplane.domain.version_spec import VersionSpec
 from tests.access.issuer import CONFIG, Issuer
 from tests.databases import pointed_at
 from tests.openai.idlers import Idlers

@@ -28,7 +28,7 @@ from controlplane.application.ports import EventMeta
 from controlplane.domain import model, node, placement, tenant
 from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Command, Decider
-from controlplane.domain.model import VersionSpec
+from controlplane.domain.version_spec import VersionSpec
 from gpuagent.wire.messages import DesiredState, ReplicaSpec
 from tests.agent.harness import Agent
 from tests.natsserver import NatsServer

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from controlplane.domain.model import VersionSpec
+from controlplane.domain.version_spec import VersionSpec
 from tests.openai.stack import GIB, Stack
 
 NARROW = VersionSpec(

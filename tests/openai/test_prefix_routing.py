@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from controlplane.domain import routing
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.routing import SetRoutingWeights
+from controlplane.domain.version_spec import VersionSpec
 from tests.openai.conversations import Turns, apart
 from tests.openai.stack import GIB, Stack
 

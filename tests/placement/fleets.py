@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from controlplane.domain.ids import NodeId, ReplicaId, VersionId
-from controlplane.domain.model import Colocation, VersionSpec
 from controlplane.domain.placement import Assignment
+from controlplane.domain.version_spec import Colocation, VersionSpec
 from controlplane.placement.plan import PlacementPlan
 from controlplane.placement.snapshot import (
     AssignedView,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from msgspec.structs import replace as changed
 
-from controlplane.domain.model import Needs
 from controlplane.domain.placement import Shard
+from controlplane.domain.version_spec import Needs
 from controlplane.placement.plan import plan
 from controlplane.placement.snapshot import DeviceView, NodeView, VersionView
 from tests.placement.fleets import GB, after, assigned, fleet, node, version

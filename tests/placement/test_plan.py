@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from controlplane.domain.ids import NodeId, VersionId
-from controlplane.domain.model import Colocation
 from controlplane.domain.placement import PlacementDecided
+from controlplane.domain.version_spec import Colocation
 from controlplane.placement.explain import bytes_text, explain
 from controlplane.placement.plan import PlacementPlan, plan
 from controlplane.placement.snapshot import AssignedView, FailureView

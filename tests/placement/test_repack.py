@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from controlplane.adapters.packing import solve
-from controlplane.domain.model import Colocation
+from controlplane.domain.version_spec import Colocation
 from controlplane.placement.plan import PlacementPlan, plan
 from controlplane.placement.repack import Repack, outcome, problem, starts
 from controlplane.placement.snapshot import FleetSnapshot

@@ -7,6 +7,7 @@ from controlplane.domain import audit, model, node, placement, route, tenant
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import KeyId, NodeId, ReplicaId, TenantId, VersionId
 from controlplane.domain.money import Price
+from controlplane.domain.version_spec import VersionSpec
 from tests.domain.samples import DEVICES, REJECTION, SAMPLES, SPEC
 
 TENANTS = ["acme", "umbrella"]
@@ -76,8 +77,8 @@ def _version(choose: random.Random, at: float) -> tuple[str, Event]:
     )
 
 
-def _spec(version: str) -> model.VersionSpec:
-    return model.VersionSpec(version=version, source=SPEC.source, gpu_memory=SPEC.gpu_memory)
+def _spec(version: str) -> VersionSpec:
+    return VersionSpec(version=version, source=SPEC.source, gpu_memory=SPEC.gpu_memory)
 
 
 def _route(choose: random.Random, at: float) -> tuple[str, Event]:

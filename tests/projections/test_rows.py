@@ -11,6 +11,7 @@ from controlplane.application.ports import Append, EventMeta
 from controlplane.domain import model, node, placement, route, tenant
 from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Event
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.projections.audit import AuditEntry
 from controlplane.projections.base import key_of
 from controlplane.projections.catalog import Alias, Model, Version
@@ -112,8 +113,8 @@ def _model(*history: tuple[str, Event]) -> Model:
     return rows_after(*history).all(Model)[0]
 
 
-def _v2() -> model.VersionSpec:
-    return model.VersionSpec(version="v2", source="hf://a/b", gpu_memory=1)
+def _v2() -> VersionSpec:
+    return VersionSpec(version="v2", source="hf://a/b", gpu_memory=1)
 
 
 def test_a_version_row_gives_its_specification_back() -> None:

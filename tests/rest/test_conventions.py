@@ -6,6 +6,7 @@ from controlplane import bootstrap
 from controlplane.application.ports import EventMeta
 from controlplane.domain import model, node
 from controlplane.domain.ids import NodeId
+from controlplane.domain.version_spec import VersionSpec
 from tests.rest.conftest import Api, key_of, position_of
 
 SPEC = {"version": "v1", "source": "simulated://demo", "gpu_memory": 1 << 30}
@@ -198,7 +199,7 @@ def write_something_of_everything() -> None:
     handler, meta = bootstrap.command_handler(), EventMeta(actor="system:test")
     for index in range(6):
         name = f"m{index}"
-        spec = model.VersionSpec(version="v1", source="simulated://x", gpu_memory=1)
+        spec = VersionSpec(version="v1", source="simulated://x", gpu_memory=1)
         for command in (model.RegisterModel(name, 1.0), model.AddVersion(name, spec, 1.0)):
             handler.handle(model.DECIDER, f"model-{name}", command, meta)
     for node_id in map(NodeId, ("n1", "n2", "n3")):

@@ -9,7 +9,8 @@ from controlplane import bootstrap
 from controlplane.application.fleet import NodeLoad, ReplicaLoad
 from controlplane.application.ports import Append, EventMeta
 from controlplane.domain import node, placement
-from controlplane.domain.model import ModelRegistered, ModelVersionAdded, VersionSpec
+from controlplane.domain.model import ModelRegistered, ModelVersionAdded
+from controlplane.domain.version_spec import VersionSpec
 from tests.domain.samples import DEVICES
 from tests.rest.conftest import Api
 

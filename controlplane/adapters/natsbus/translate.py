@@ -16,8 +16,8 @@ from controlplane.application.fleet import (
     ReplicaLoad,
     ReplicaReport,
 )
-from controlplane.domain.model import ENGINES
 from controlplane.domain.node import DeviceInfo, HostInfo
+from controlplane.domain.version_spec import ENGINES
 from gpuagent.wire import messages as wire
 from gpuagent.wire.codec import decode
 

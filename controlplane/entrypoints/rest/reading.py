@@ -29,9 +29,9 @@ from controlplane.domain import model as model_domain
 from controlplane.domain import route as route_domain
 from controlplane.domain.budget import Budget, amount_in, applies
 from controlplane.domain.errors import Conflict, Invalid, NotFound
-from controlplane.domain.model import VersionSpec
 from controlplane.domain.money import price_texts
 from controlplane.domain.policy import Principal
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.sources import (
     DatabaseSource,

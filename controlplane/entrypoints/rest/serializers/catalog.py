@@ -4,7 +4,8 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.domain.model import (
+from controlplane.domain.policy import ROLES
+from controlplane.domain.version_spec import (
     DISAGGREGATIONS,
     ENGINES,
     KV_CACHE_DTYPES,
@@ -15,7 +16,6 @@ from controlplane.domain.model import (
     SPECULATIONS,
     TASKS,
 )
-from controlplane.domain.policy import ROLES
 from controlplane.entrypoints.rest.fields import (
     Body,
     Boolean,

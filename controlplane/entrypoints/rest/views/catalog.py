@@ -12,6 +12,7 @@ from rest_framework.response import Response
 
 from controlplane.domain import model, money, route
 from controlplane.domain.ids import VersionId
+from controlplane.domain.version_spec import VersionSpec
 from controlplane.entrypoints.rest import applying, reading
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Order
@@ -67,7 +68,7 @@ class Versions(ApiView):
     def post(self, request: Request, name: str) -> HttpResponseBase:
         body = body_of(request, shapes.VersionOrder)
         fields = {key: value for key, value in body.items() if key != "reason"}
-        command = model.AddVersion(name, msgspec.convert(fields, model.VersionSpec), time.time())
+        command = model.AddVersion(name, msgspec.convert(fields, VersionSpec), time.time())
         return perform(request, _model(name, command, body, status=201))
 
 
