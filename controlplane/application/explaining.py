@@ -12,9 +12,11 @@ record, so that nothing of it stands between a request and its first token::
     choose -> nobody      saw   held; asked again every 50 ms, each time replacing the last
     its hold expires      one record, "refused": what the last one saw
 
-Sampled ones are always kept. Of the others (``followed``, ``refused``) a gateway keeps ``BURST`` at
-once and ``PER_S`` in the long run: a fleet that is down refuses everything and moves everything,
-and must not be made to write tens of kilobytes for each.
+Sampled ones are always kept. Of the others (``followed``, ``refused``) a gateway keeps a hundred at
+once and ten a second in the long run: a fleet that is down refuses everything and moves everything,
+and must not be made to write tens of kilobytes for each. And of those with nothing remarkable about
+them it keeps what is ``spare``, one a second: who tries one request finds it explained, and a
+gateway with thousands a second writes no more for it. A share of 0 keeps neither.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ from controlplane.dispatch.record import (
     FOLLOWED,
     REFUSED,
     SAMPLED,
+    SPARE,
     Dispatch,
     dispatch_of,
     is_sampled,
@@ -33,7 +36,7 @@ from controlplane.dispatch.record import (
 if TYPE_CHECKING:
     from controlplane.application.call import Part
 
-PER_S, BURST = 10.0, 100.0
+MOVED, ORDINARY = (10.0, 100.0), (1.0, 20.0)  # a second, and at once
 DEFAULT_SHARE = 0.01
 
 
@@ -45,6 +48,22 @@ class Kept(NamedTuple):
     why: str
 
 
+class _Bucket:
+    """Lets ``per_s`` a second pass in the long run, ``burst`` at once."""
+
+    def __init__(self, per_s: float, burst: float, now: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._left, self._at = burst, now
+
+    def take(self, now: float) -> bool:
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class Explaining:
     """Of one gateway; in its event loop. ``share`` (0 to 1) of all requests are sampled."""
 
@@ -52,7 +71,8 @@ class Explaining:
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"the share of explained requests is from 0 to 1, not {share}")
         self.share, self._monotonic = share, monotonic
-        self._left, self._at = BURST, monotonic()
+        self._moved = _Bucket(*MOVED, monotonic())
+        self._ordinary = _Bucket(*ORDINARY, monotonic())
 
     def sent(self, part: "Part", request_id: str) -> None:
         """What ``part`` saw last was followed by the attempt that has begun."""
@@ -61,13 +81,16 @@ class Explaining:
             return
         if is_sampled(request_id, self.share):
             part.kept.append(Kept(seen, part.attempt, SAMPLED))
-        elif part.attempt > 1 and self._may():
-            part.kept.append(Kept(seen, part.attempt, FOLLOWED))
+        elif part.attempt > 1:
+            if self._moved.take(self._monotonic()):
+                part.kept.append(Kept(seen, part.attempt, FOLLOWED))
+        elif self.share and self._ordinary.take(self._monotonic()):
+            part.kept.append(Kept(seen, part.attempt, SPARE))
 
     def dispatches_of(self, parts: Sequence["Part"], request_id: str) -> tuple[Dispatch, ...]:
         """Of all ``parts``, which have ended; one that nobody took at last is among them."""
         for part in parts:
-            if part.seen is not None and (is_sampled(request_id, self.share) or self._may()):
+            if part.seen is not None and self._keeps_refused(request_id):
                 part.kept.append(Kept(part.seen, part.attempt + 1, REFUSED))
         return tuple(
             dispatch_of(seen.choice, part.index, attempt, seen.at, why, seen.position)
@@ -75,12 +98,5 @@ class Explaining:
             for seen, attempt, why in part.kept
         )
 
-    def _may(self) -> bool:
-        """Take one from the bucket of those that are kept though they are not sampled."""
-        now = self._monotonic()
-        self._left = min(BURST, self._left + (now - self._at) * PER_S)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+    def _keeps_refused(self, request_id: str) -> bool:
+        return is_sampled(request_id, self.share) or self._moved.take(self._monotonic())

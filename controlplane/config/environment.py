@@ -61,7 +61,8 @@ class Environment(BaseSettings):
         default=0.01,
         ge=0,
         le=1,
-        description="Share of requests, by a hash of their ids, whose choice of a replica is kept.",
+        description="Share of requests, by a hash of their ids, whose choice of a replica is kept "
+        "even when there are many.",
     )
     sealing_key: Path | None = Field(
         default=None, description="File with the key that signs checkpoints; empty: in data_dir."

@@ -11,10 +11,11 @@ candidate's terms. ``choose`` is pure, so the same inputs must give the same bit
 
 Which requests have records: a share of all, by a hash of the request's id, so that every gateway
 and every attempt of one request agrees without asking; and, whatever their ids are, attempts that
-follow a lost or refused one, and requests that no replica took (``application.explaining``)::
+follow a lost or refused one, requests that no replica took, and a few a second of all others
+(``application.explaining``)::
 
     share 0.01    blake2b("req-7") = 0.0042... of 2^64    kept, "sampled"
-                  blake2b("req-8") = 0.73...              kept only if attempt > 1 or refused
+                  blake2b("req-8") = 0.73...              kept if attempt > 1, refused or "spare"
 """
 
 import hashlib
@@ -34,13 +35,14 @@ from controlplane.dispatch.choose import (
 from controlplane.domain.routing import Weights
 
 FORMULA = 1  # raised with whatever changes what the same inputs give
-SAMPLED, FOLLOWED, REFUSED = "sampled", "followed", "refused"
+SAMPLED, FOLLOWED, REFUSED, SPARE = "sampled", "followed", "refused", "spare"
 MAX_DIFFERENCES = 100
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One choice. ``at`` is in Unix seconds, ``position`` the log's; ``why`` it was kept is sampled
-    | followed (the attempt follows another one) | refused (no replica took the request)."""
+    | followed (the attempt follows another one) | refused (no replica took the request) | spare
+    (the gateway had little to write)."""
 
     formula: int = FORMULA
     choice: int

@@ -10,11 +10,12 @@ term, and the rule that lost each of the rest.
 """
 
 from controlplane.dispatch.choose import ReplicaView, Scored
-from controlplane.dispatch.record import FOLLOWED, REFUSED, Dispatch
+from controlplane.dispatch.record import FOLLOWED, REFUSED, SPARE, Dispatch
 
 WHY = {
     FOLLOWED: "Kept because this attempt follows one that was lost or refused.",
     REFUSED: "Kept because no replica took the request.",
+    SPARE: "Kept because the gateway had few to keep.",
 }
 _PARTS = (("latency", "its latency"), ("utilization", "its use"), ("loading", "its loading"))
 _LATENCY = (("queue_s", "queue"), ("prefill_s", "prefill"), ("decode_s", "decode"))

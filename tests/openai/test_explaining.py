@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controlplane.application.explaining import BURST, PER_S, Explaining
+from controlplane.application.explaining import MOVED, ORDINARY, Explaining, _Bucket
 from controlplane.application.refused import Refused
 from controlplane.dispatch.record import Dispatch, recompute
 from tests.openai.test_serving import LOST, ONE, TWO, World, a_job, drain, world  # noqa: F401
@@ -39,9 +39,18 @@ async def test_a_sampled_request_keeps_each_choice_with_what_it_saw(world: World
     assert recompute(one) == () == recompute(two)
 
 
-async def test_what_is_not_sampled_keeps_nothing(world: World) -> None:  # noqa: F811
+async def test_without_a_share_an_ordinary_request_keeps_nothing(world: World) -> None:  # noqa: F811
     world.serving.explaining.share = 0.0
     assert await served(world) == ()
+
+
+async def test_of_few_requests_each_is_explained_and_of_many_one_a_second(
+    world: World,  # noqa: F811
+) -> None:
+    world.serving.explaining.share = 1e-9
+    burst = int(ORDINARY[1])
+    why = [[one.why for one in await served(world)] for _ in range(burst + 1)]
+    assert why == [["spare"]] * burst + [[]]
 
 
 async def test_an_attempt_that_follows_a_lost_one_is_kept_though_not_sampled(
@@ -77,11 +86,10 @@ async def test_a_request_that_no_replica_takes_keeps_why(world: World) -> None: 
 
 def test_a_fleet_that_is_down_does_not_make_the_ledger_write_for_every_request() -> None:
     """A burst is kept, and then so many a second."""
-    now = 0.0
-    explaining = Explaining(0.0, lambda: now)
-    assert sum(explaining._may() for _ in range(1000)) == BURST
-    now = 3.0
-    assert sum(explaining._may() for _ in range(1000)) == 3 * PER_S
+    per_s, burst = MOVED
+    bucket = _Bucket(per_s, burst, 0.0)
+    assert sum(bucket.take(0.0) for _ in range(1000)) == burst
+    assert sum(bucket.take(3.0) for _ in range(1000)) == 3 * per_s
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])

@@ -4,7 +4,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from controlplane.dispatch.record import FOLLOWED, REFUSED, SAMPLED
+from controlplane.dispatch.record import FOLLOWED, REFUSED, SAMPLED, SPARE
 from controlplane.entrypoints.rest.serializers.routing import RoutingWeightsSerializer
 
 
@@ -98,7 +98,7 @@ class DispatchSerializer(serializers.Serializer[Any]):
     attempt = serializers.IntegerField(help_text="From 1, of that choice; see attempts.")
     at = serializers.FloatField()
     why = serializers.ChoiceField(
-        (SAMPLED, FOLLOWED, REFUSED),
+        (SAMPLED, FOLLOWED, REFUSED, SPARE),
         help_text="followed: after one that was lost or refused; refused: no replica took it.",
     )
     position = serializers.IntegerField(help_text="Log position of placement and configuration.")
@@ -118,7 +118,8 @@ class DispatchSerializer(serializers.Serializer[Any]):
 
 
 class RequestDispatchSerializer(serializers.Serializer[Any]):
-    """Kept of a share of requests, of attempts that follow others, and of what no replica took."""
+    """Kept of a share of requests, of attempts that follow others, of what no replica took, and of
+    one request a second beside."""
 
     request_id = serializers.CharField()
     outcome = serializers.CharField()

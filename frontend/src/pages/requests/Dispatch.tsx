@@ -38,12 +38,12 @@ function NotKept({ found }: { found: RequestDispatch }) {
     return <Empty title="Not known yet">It is put on record when the request has ended.</Empty>;
   }
   const share = percent(found.share);
-  const title = found.is_sampled ? "Not kept" : `Not sampled: the share is ${share}`;
+  const title = found.is_sampled ? "Not kept" : `Not kept: of many requests a share of ${share} is`;
   return (
     <Empty title={title}>
       {found.is_sampled
         ? "This request never came to a choice of replicas, or was recorded under another share."
-        : "Attempts that follow a lost one, and requests that no replica took, are kept as well. Set ENGINE_DISPATCH_EXPLAINED on the gateways to keep more."}
+        : "One request a second is kept beside, and attempts that follow a lost one, and requests that no replica took. Set ENGINE_DISPATCH_EXPLAINED on the gateways to keep more."}
     </Empty>
   );
 }
@@ -69,7 +69,7 @@ function OneDispatch({ dispatch, alone, whole }: OneDispatchProps) {
         </span>
       )}
       <p className={classes.sentence}>{headline(dispatch)}</p>
-      {dispatch.why !== "sampled" && <span>{dispatch.sentences[0]}</span>}
+      {dispatch.why !== "sampled" && dispatch.why !== "spare" && <span>{dispatch.sentences[0]}</span>}
       {candidates.length > 0 && <Candidates dispatch={dispatch} />}
       {rejected.length > 0 && (
         <DataTable
