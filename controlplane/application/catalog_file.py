@@ -53,11 +53,11 @@ from controlplane.domain.tenant import Tenant
 from controlplane.domain.version_spec import Colocation, Needs, VersionSpec
 
 FORMAT = 1
-_UNITS = {
-    unit: factor**power
+_UNITS = {"B": 1} | {
+    f"{letter}{suffix}": factor**power
     for factor, suffix in ((1000, "B"), (1024, "iB"))
-    for power, unit in enumerate(("", f"K{suffix}", f"M{suffix}", f"G{suffix}", f"T{suffix}"))
-} | {"B": 1}
+    for power, letter in enumerate("KMGT", 1)
+}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]i?B|B)", re.ASCII)
 
 
@@ -235,7 +235,9 @@ def memory_bytes(value: int | str, param: str = "gpu_memory") -> int:
         return value
     match = _SIZE.fullmatch(value.strip())
     if match is None:
-        raise Invalid("invalid_size", "Memory is a number of bytes, or like 16GiB.", param)
+        units = ", ".join(_UNITS)
+        text = f"Memory is a number of bytes, or a text like 16GiB with one of the units {units}."
+        raise Invalid("invalid_size", text, param)
     return int(float(match[1]) * _UNITS[match[2]])
 
 

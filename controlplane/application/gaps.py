@@ -5,8 +5,12 @@ fail where they are is as good as one that has none. Most gaps close by themselv
 
     insufficient_memory              an idle model may make room for it
     failed, last with out_of_memory  it is tried again: ``retry_s`` 10 after the first failure
+    it loads again after that        still the same gap, until it is ready: ``retry_s`` 0
     failed with checksum_mismatch    the same files fail the same way: it lasts
     too_small on every device        no model that leaves changes that: it lasts
+
+A replica that loads for the first time where it is has not failed, and one whose node is away is
+placed anew: with either there is no gap. What failed long ago says nothing of a load now.
 
 A version that was never planned has no gap yet. ``tried`` asks the planner then, with the version
 alone on the devices that there are: 32 TiB on nodes of 80 GiB fit nowhere, whoever leaves.
@@ -18,12 +22,14 @@ from controlplane.application.fleet_state import FleetState
 from controlplane.application.inference import Gap
 from controlplane.application.reconcile import RESERVED_BYTES, node_views
 from controlplane.domain.ids import VersionId
-from controlplane.domain.node import Node
+from controlplane.domain.node import BACKOFF_LIMIT_S, NO_ROOM, Node
 from controlplane.domain.placement import Assignment, PlanInputs, Unplaced
 from controlplane.placement.plan import plan
 from controlplane.placement.snapshot import FailureView, FleetSnapshot, VersionView
 
 OUT_OF_REACH = frozenset({"too_small", "too_few_devices", "wrong_class", "no_engine"})
+LOADING = ("downloading", "loading")
+FORGOTTEN_S = 2 * BACKOFF_LIMIT_S  # after a failure: by then it was tried again, or not wanted
 NEVER_HEALS = frozenset(
     {
         "checkpoint_mismatch",
@@ -74,13 +80,10 @@ def tried(state: FleetState, version_id: str, now: float) -> Gap | None:
 
 
 def _failing(state: FleetState, placed: Sequence[Assignment], now: float) -> Gap | None:
-    """Why it is not worth waiting, where every replica has failed; one that loads again may do."""
-    if any(state.replica_state(one) != "failed" for one in placed):
-        return None
-    nodes = {one.node_id: state.nodes[one.node_id] for one in placed}
-    known = {name: node.failures.get(placed[0].version_id) for name, node in nodes.items()}
-    found = [FailureView(placed[0].version_id, name, *last) for name, last in known.items() if last]
-    if not found:
+    """Why it is not worth waiting, where every replica has failed, be it that some load again."""
+    known = [_failure(state, one, now) for one in placed]
+    found = [one for one in known if one is not None]
+    if len(found) < len(known):
         return None
     last = max(found, key=lambda one: (one.at, one.node_id))
     reason = (
@@ -88,6 +91,18 @@ def _failing(state: FleetState, placed: Sequence[Assignment], now: float) -> Gap
         f"last with {last.code}."
     )
     return _of_failures(reason, found, now)
+
+
+def _failure(state: FleetState, placed: Assignment, now: float) -> FailureView | None:
+    """How the replica failed last where it is; None where that is not what keeps it away."""
+    node, said = state.nodes.get(placed.node_id), state.replica_state(placed)
+    known = node.failures.get(placed.version_id) if node and node.status == "ready" else None
+    if known is None or said not in ("failed", *LOADING):
+        return None
+    code, _, at = known
+    if said in LOADING and (code == NO_ROOM or now - at > FORGOTTEN_S):
+        return None
+    return FailureView(placed.version_id, placed.node_id, *known)
 
 
 def _of_failures(reason: str, failures: Sequence[FailureView], now: float) -> Gap:

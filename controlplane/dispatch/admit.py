@@ -140,12 +140,16 @@ class Asked(msgspec.Struct, frozen=True):
     num_choices: int = 1
 
 
-def output_limit(spec: VersionSpec, asked: Asked, max_model_len: int = 0) -> int:
-    """The most tokens each choice may generate; raises InvalidRequest.
+def context_length(spec: VersionSpec, max_model_len: int) -> int:
+    """Tokens that prompt and output may have together: the version's own limit, or that of the
+    loaded model (``max_model_len``, 0 if not known) where it is smaller."""
+    return min(spec.max_model_len, max_model_len or spec.max_model_len)
 
-    ``max_model_len`` is the context of the loaded model, 0 if not known: the smaller one counts.
-    """
-    context = min(spec.max_model_len, max_model_len or spec.max_model_len)
+
+def output_limit(spec: VersionSpec, asked: Asked, max_model_len: int = 0) -> int:
+    """The most tokens each choice may generate, within the ``context_length``; raises
+    InvalidRequest."""
+    context = context_length(spec, max_model_len)
     _check_choices(spec, asked.num_choices)
     prompt = asked.num_prompt_tokens
     if prompt < 1:

@@ -13,7 +13,9 @@ JWT are limited alike), or those that one model serves, in any of its versions. 
     jwt:ann asks zen-72b      all and big must hold
 
 There is no order among them and none overrides another, so adding a budget never allows more. A
-limit of 0 is a limit: nothing is admitted. A tenant without budgets is not limited.
+limit of 0 is a limit: nothing is admitted. A tenant without budgets is not limited. A model is
+named by its own name: a record counts for the model that served it, whatever route or alias the
+request named.
 
 **Reset.** What a budget had counted when it was reset is forgiven for the rest of that period:
 ``forgiven`` is taken off what was spent in the period that ``forgiven_at`` lies in. The counters

@@ -34,7 +34,6 @@ class AgentSettings(BaseSettings):
     devices: str = Field("auto", description="auto, cuda, or e.g. cpu:4GiB,cpu:4GiB.")
     zone: str = Field("", description="Rack, region or site of this node.")
     fabric: str = Field("", description="Network that joins its GPUs to others', e.g. ib-east.")
-    labels: str = Field("", description="Labels for placement, e.g. disk=ssd,tier=a.")
     state_dir: Path = Field(Path("./.run/agent"), description="What must outlive this process.")
     model_cache: Path = Field(Path("./.run/models"), description="Where models are kept.")
     file_roots: str = Field("", description="Folders that file:// may read, by commas.")
@@ -74,13 +73,6 @@ class AgentSettings(BaseSettings):
         if not NODE_ID.fullmatch(value):
             raise ValueError("1 to 63 of a-z, 0-9, '_' and '-', the first a letter or a digit")
         return value
-
-    def label_map(self) -> dict[str, str]:
-        """The labels as a mapping; raises ValueError for one without '='."""
-        pairs = [pair.split("=", 1) for pair in self.labels.split(",") if pair.strip()]
-        if any(len(pair) != 2 for pair in pairs):
-            raise ValueError(f"labels must be key=value, by commas: {self.labels!r}")
-        return {key.strip(): value.strip() for key, value in pairs}
 
     def host_bytes(self) -> int:
         """Room for replicas whose weights are off the device."""
@@ -127,11 +119,8 @@ def read_settings(arguments: Sequence[str]) -> AgentSettings:
     given: dict[str, Any] = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v}
     try:
         settings = AgentSettings(**given)
-        settings.label_map()
     except ValidationError as error:
         parser.error("; ".join(map(_mistake, error.errors())))
-    except ValueError as error:
-        parser.error(str(error))
     if settings.creds and not settings.creds.is_file():
         parser.error(
             f"--creds: there is no file {settings.creds}; "

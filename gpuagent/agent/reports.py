@@ -38,7 +38,6 @@ class Reports:
             devices=node.devices,
             replicas=() if node.is_stopping else node.table.statuses(),
             zone=node.settings.zone,
-            labels=node.settings.label_map(),
             version=self._version,
             at=time.time(),
             cpu_milli=1000 * (os.cpu_count() or 0),

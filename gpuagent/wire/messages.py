@@ -140,6 +140,8 @@ class ObservedState(Message, frozen=True, kw_only=True):
     ``cpu_milli`` and ``host_memory`` are the node's own, 0 if not told; ``fabric`` names the
     network that joins its devices to other nodes'. ``engines`` are those that it can load.
     ``refusal``: why it has not accepted the desired state that it read last; "" if it has.
+    ``labels`` are of agents of earlier releases, and read by nothing: nodes are told apart by zone,
+    fabric, devices and engines.
     """
 
     node_id: str

@@ -28,9 +28,8 @@ from tests.agent.harness import GIB, spec
 def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_AGENT_ZONE", "from-env")
     monkeypatch.setenv("ENGINE_AGENT_NODE_ID", "n9")
-    settings = read_settings(["--node-id", "n1", "--labels", "a=1, b=2", "--file-roots", "/srv"])
+    settings = read_settings(["--node-id", "n1", "--file-roots", "/srv"])
     assert (settings.node_id, settings.zone) == ("n1", "from-env")
-    assert settings.label_map() == {"a": "1", "b": "2"}
     assert settings.allowed_file_roots() == (Path("/srv").resolve(),)
 
 
@@ -41,14 +40,15 @@ def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         ["--node-id", "a.b"],
         ["--node-id", "*"],
         ["--node-id", "Über"],
-        ["--node-id", "n", "--labels", "x"],
+        ["--node-id", "n", "--labels", "a=1"],
         ["--node-id", "n", "--threads", "-1"],
     ],
 )
 def test_bad_options_end_with_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node's name is one subject token, or it could speak for another node."""
+    """A node's name is one subject token, or it could speak for another node. Labels were once an
+    option that nothing obeyed."""
     with pytest.raises(SystemExit) as ended:
         read_settings(arguments)
     usage, mistake = capsys.readouterr().err.splitlines()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.application.gaps import NEVER_HEALS, gap_of, tried
+from controlplane.application.gaps import FORGOTTEN_S, NEVER_HEALS, gap_of, tried
 from controlplane.dispatch.resolve import Catalog
 from controlplane.domain import node as nodes
 from controlplane.domain.model import ModelRegistered, ModelVersionAdded, ModelVersionRetired
@@ -39,9 +39,46 @@ def test_a_failed_load_is_tried_again_and_the_wait_counts_it() -> None:
     assert loading is not None and placer.wait_s("m@v1") == pytest.approx(loading + 6.0)
     log.clock.advance(60)
     assert gap_of(log.state, "m@v1", log.clock.now()) == gap._replace(retry_s=0.0)
-    loads = nodes.ReplicaStateChanged("n1", log.plan(), "m@v1", "loading", log.clock.now())  # type: ignore[arg-type]
-    log.add("node-n1", loads)
-    assert gap_of(log.state, "m@v1", log.clock.now()) is None, "it is being loaded"
+    loads(log)
+    assert gap_of(log.state, "m@v1", log.clock.now()) == gap._replace(retry_s=0.0), "as before"
+    log.clock.advance(FORGOTTEN_S)
+    assert gap_of(log.state, "m@v1", log.clock.now()) is None, "that was long ago"
+
+
+def loads(log: Log, node_id: str = "n1") -> None:
+    event = nodes.ReplicaStateChanged(node_id, log.plan(), "m@v1", "loading", log.clock.now())  # type: ignore[arg-type]
+    log.add(f"node-{node_id}", event)
+
+
+def test_a_first_load_and_one_whose_node_is_away_are_no_gap() -> None:
+    log = Log()
+    loads(log)
+    assert gap_of(log.state, "m@v1", log.clock.now()) is None
+    fail(log, "out_of_memory")
+    assert gap_of(log.state, "m@v1", log.clock.now()) is not None
+    log.add("node-n1", nodes.NodeSuspected("n1", 5.0, log.clock.now()))  # type: ignore[arg-type]
+    assert gap_of(log.state, "m@v1", log.clock.now()) is None, "another node may load it"
+
+
+def test_one_replica_that_loads_for_the_first_time_may_be_waited_for() -> None:
+    """It was placed on another node after the failure, which says nothing of that one."""
+    log = Log()
+    fail(log, "out_of_memory")
+    device = (DeviceInfo(0, "cpu", "device", 4096),)
+    log.add("node-n2", nodes.NodeJoined("n2", "b1", "z", device, 0.0))  # type: ignore[arg-type]
+    log.plan()
+    (moved,) = log.state.assignments_of("m@v1")
+    assert moved.node_id == "n2" and gap_of(log.state, "m@v1", log.clock.now()) is None
+
+
+def test_a_load_that_got_room_at_last_is_its_first() -> None:
+    log = Log()
+    said = (log.plan(), "m@v1", nodes.WAITING, "insufficient_memory", "", 60.0)
+    overdue = nodes.ReplicaOverdue("n1", *said, log.clock.now())  # type: ignore[arg-type]
+    log.add("node-n1", overdue)
+    assert log.state.nodes["n1"].failures
+    loads(log)
+    assert gap_of(log.state, "m@v1", log.clock.now()) is None
 
 
 @pytest.mark.parametrize("code", sorted(NEVER_HEALS))

@@ -10,7 +10,6 @@ from tests.architecture.reference import (
     filled,
     metrics,
     sections,
-    shown_name,
 )
 
 
@@ -34,8 +33,20 @@ def test_every_metric_on_the_grafana_dashboard_exists():
     text = (ROOT / "deploy/grafana/engine.json").read_text()
     asked = set(re.findall(r"\bengine[:_][a-z_]+\b", text))
     exported = set()
-    for name, kind, _ in [*metrics("controlplane"), *agent_metrics()]:
-        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
-        exported |= {shown_name(name, kind) + suffix for suffix in suffixes}
+    for one in [*metrics(), *agent_metrics()]:
+        suffixes = ("_bucket", "_sum", "_count") if one.kind == "histogram" else ("",)
+        exported |= {one.name + suffix for suffix in suffixes}
     assert asked - exported == set()
     assert len(asked) > 10
+
+
+def test_the_metrics_of_every_process_are_in_the_table():
+    """The controller's, whose names are put together, and what two processes tell alike."""
+    table = sections()["controlplane/README.md"]["metrics"]
+    for line in (
+        "| `engine_controller_leader` | gauge | controller | 1 on the controller that leads. |",
+        "| `engine_projection_lag_events` | gauge | web, controller | Events not projected yet. |",
+        "| `engine_gateway_websockets` | gauge | gateway | Open token websockets. |",
+        "| `engine_node_gpu_power_watts` | gauge | controller | Power drawn. |",
+    ):
+        assert line in table.splitlines()

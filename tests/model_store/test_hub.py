@@ -107,6 +107,7 @@ def test_what_cannot_be_fetched_has_a_code(
     with pytest.raises(ModelStoreError) as refusal:
         ModelStore(tmp_path, limits=limits, hub_endpoint=endpoint).ensure(source)
     assert refusal.value.code == code
+    assert "\n" not in refusal.value.message
 
 
 def test_no_server_is_a_failed_download(tmp_path):

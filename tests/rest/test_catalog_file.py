@@ -100,6 +100,20 @@ routes: [{name: way, arms: [{name: a, version_id: chatty@v1, weight: 1}]}]
     assert fresh["tier"] == "standard"
 
 
+def test_a_file_may_limit_a_model_of_its_own_and_none_that_there_is_not(admin: Api) -> None:
+    """The budget stands before the model in the file, and is in effect before it can be asked."""
+    file = """
+tenants: [{name: acme, budgets: [{name: one, limit: "5", scope: model, target: %s}]}]
+models: [{name: chatty, source: "simulated://m", gpu_memory: 1GiB}]
+"""
+    for query in ("", "?dry_run=true"):
+        refused = apply(admin, file % "chaty", query)
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_budget")
+    assert apply(admin, file % "chatty", "?dry_run=true").status_code == 200
+    assert apply(admin, file % "chatty").json()["changed"] == 4
+    assert apply(admin, file % "chatty").json()["changed"] == 0
+
+
 def test_another_specification_is_refused_with_the_fields_that_differ(admin: Api) -> None:
     apply(admin, PAPER)
     detail = apply(admin, PAPER.replace("max_batch: 32", "max_batch: 8")).json()["detail"]
@@ -268,7 +282,9 @@ def test_memory_is_bytes_or_has_a_unit(text: int | str, expected: int) -> None:
     "text", ["", "GiB", "16", "16gb", "1e9GB", "-1GB", "１GB", "9" * 30 + "GB"]
 )
 def test_other_sizes_are_refused(text: str) -> None:
-    with pytest.raises(Invalid, match="16GiB"):
+    """With the units that there are."""
+    told = "like 16GiB with one of the units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB."
+    with pytest.raises(Invalid, match=told):
         memory_bytes(text)
 
 

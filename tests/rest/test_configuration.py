@@ -28,6 +28,7 @@ HAPPENED = {"created_at", "updated_at", "version", "added_at_position", "num_key
 def configure(admin: Api) -> str:
     """Something of everything that belongs to a configuration; its file."""
     admin.post("tenants/", {"name": "acme", "tier": "premium"})
+    admin.post("models/", {"name": "m"})
     for name, rule in (
         ("all", {"limit": "1000", "period": "day"}),
         ("m", {"limit": "12.5", "unit": "money", "scope": "model", "target": "m"}),
@@ -36,7 +37,6 @@ def configure(admin: Api) -> str:
     admin.post("tenants/", {"name": "umbrella"})
     admin.post("tenants/umbrella/suspend/", {"reason": "unpaid: 3 bills"})
     admin.post("tenants/", {"name": "idle", "tier": "free"})
-    admin.post("models/", {"name": "m"})
     for version in ("v2", "v1", "v0"):  # the oldest is the default unless one is chosen
         body = {**SPEC, "version": version, "max_replicas": 4, "priority": "high"}
         assert admin.post("models/m/versions/", body).status_code == 201

@@ -13,6 +13,7 @@ always encoding apart, which splits tokens at the borders that a whole encoding 
 """
 
 import asyncio
+import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +31,9 @@ from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai.parameters import ChatMessage
 
 LONG_TEXT = 4096  # characters from which on tokenising leaves the event loop
+CONTEXT_WAIT_S = 1.0  # for a bundle of which only a figure is wanted
+
+_log = logging.getLogger(__name__)
 
 
 class Bundle(Protocol):
@@ -227,12 +231,17 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 class Encoders:
-    """The encoders of all versions, each loaded once, when it is first needed."""
+    """The encoders of all versions, each loaded once, when it is first needed.
+
+    A version's context length comes from the same bundle, and is kept without the tokenizer: a
+    list of all models needs the one and not the other.
+    """
 
     def __init__(self, fetch: Callable[[str], Awaitable[Any]]) -> None:
         self._fetch = fetch
         self._ready: dict[str, Encoder] = {}
         self._loading: dict[str, asyncio.Task[Encoder]] = {}
+        self._contexts: dict[str, int] = {}
 
     async def get(self, version_id: str) -> Encoder:
         """Raises NotLoadedYet until a node has published the tokenizer, Refused."""
@@ -245,6 +254,20 @@ class Encoders:
             task.add_done_callback(lambda _: self._loading.pop(version_id, None))
         return await asyncio.shield(task)
 
+    async def context(self, version_id: str, fetch: bool) -> int:
+        """Tokens that the loaded model takes; 0 if that is not known, and with ``fetch`` cannot be
+        had at once either."""
+        if version_id not in self._contexts and fetch:
+            try:
+                async with asyncio.timeout(CONTEXT_WAIT_S):
+                    bundle = await self._fetch(version_id)
+            except Exception as error:  # one damaged bundle does not spoil the list of all models
+                _log.warning("context length of %s: %r", version_id, error)
+                bundle = None
+            if bundle is not None:
+                self._contexts[version_id] = bundle.max_model_len
+        return self._contexts.get(version_id, 0)
+
     async def _load(self, version_id: str) -> Encoder:
         bundle = await self._fetch(version_id)
         if bundle is None:
@@ -255,7 +278,9 @@ class Encoders:
             text = f"The tokenizer of '{version_id}' is unusable."
             raise Refused("model_not_ready", text, "model") from error
         self._ready[version_id] = encoder
+        self._contexts[version_id] = encoder.max_model_len
         return encoder
 
     def forget(self, version_id: str) -> None:
         self._ready.pop(version_id, None)
+        self._contexts.pop(version_id, None)

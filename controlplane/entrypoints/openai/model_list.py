@@ -1,5 +1,6 @@
 """``GET /v1/models``: what a tenant may ask for, and whether it could be answered now."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -25,14 +26,14 @@ class Models:
     async def list(self, request: Request) -> None:
         principal = await self._authenticator.from_header(request.headers.get(b"authorization"))
         names = visible_names(self._state.catalog, principal.caller)
-        data = [self._describe(principal, name) for name in names]
+        data = await asyncio.gather(*[self._describe(principal, name) for name in names])
         await request.respond(200, msgspec.json.encode({"object": "list", "data": data}))
 
     async def get(self, request: Request, name: str) -> None:
         principal = await self._authenticator.from_header(request.headers.get(b"authorization"))
-        await request.respond(200, msgspec.json.encode(self._describe(principal, name)))
+        await request.respond(200, msgspec.json.encode(await self._describe(principal, name)))
 
-    def _describe(self, principal: TenantPrincipal, name: str) -> dict[str, Any]:
+    async def _describe(self, principal: TenantPrincipal, name: str) -> dict[str, Any]:
         """Raises Refused ``model_not_found``, for a foreign model as for an absent one."""
         found = self._desk.resolve(name, principal.caller, principal.subject, "")
         row = self._rows.get(Model, found.model)
@@ -43,6 +44,6 @@ class Models:
             "owned_by": "engine",
             "root": found.version_id,
             "parent": None if name == found.model else found.model,
-            "max_model_len": found.spec.max_model_len,
+            "max_model_len": await self._desk.context_length(found),
             "ready": self._state.num_ready(found.version_id) > 0,
         }

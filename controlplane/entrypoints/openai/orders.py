@@ -13,7 +13,7 @@ from controlplane.application.hold import NotLoadedYet
 from controlplane.application.inference import Job
 from controlplane.application.refused import Refused
 from controlplane.dispatch import refusals
-from controlplane.dispatch.admit import Asked, output_limit
+from controlplane.dispatch.admit import Asked, context_length, output_limit
 from controlplane.dispatch.resolve import Caller, Resolved, resolve
 from controlplane.entrypoints.openai.capturing import Capturing
 from controlplane.entrypoints.openai.embeddings import dealt
@@ -128,6 +128,11 @@ class OrderDesk:
         except refusals.DispatchError as error:
             raise Refused("model_not_found", error.message, "model") from error
 
+    async def context_length(self, found: Resolved) -> int:
+        """What a request to the version may have in tokens, as far as it is known."""
+        ready = self._state.num_ready(found.version_id) > 0
+        return context_length(found.spec, await self._encoders.context(found.version_id, ready))
+
 
 def new_request_id() -> str:
     if not _fresh_ids:  # each call to urandom gives up the interpreter lock, and may wait for it
@@ -185,7 +190,7 @@ def _empty(parameters: Parameters, found: Resolved) -> Encoded:
 async def _encode(
     encoder: Encoder, parameters: Parameters, found: Resolved
 ) -> tuple[tuple[int, ...], ...]:
-    limit = min(found.spec.max_model_len, encoder.max_model_len or found.spec.max_model_len)
+    limit = context_length(found.spec, encoder.max_model_len)
     if parameters.messages:
         return (await encoder.chat(parameters.messages, limit),)
     return tuple([await encoder.prompt(prompt, limit) for prompt in parameters.prompts])

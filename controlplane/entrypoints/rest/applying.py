@@ -17,7 +17,7 @@ from controlplane.domain.decider import Decider, Event, fold
 from controlplane.domain.ids import version_id
 from controlplane.domain.policy import WRITE, allowed
 from controlplane.domain.tenant import SetBudget
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import reading, spending
 from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.security import principal_in
 from controlplane.entrypoints.rest.sources import Selection, Source
@@ -38,6 +38,7 @@ def planned(text: str) -> tuple[list[Order], list[list[Event]]]:
     for order in orders:
         reading.require_free_name(order.command)
     _require_versions(orders, events)
+    _require_models(orders, events)
     return orders, events
 
 
@@ -56,6 +57,16 @@ def _require_versions(orders: list[Order], events: list[list[Event]]) -> None:
     }
     if wanted - new:
         reading.require_versions(sorted(wanted - new))
+
+
+def _require_models(orders: list[Order], events: list[list[Event]]) -> None:
+    """Raise Invalid if a budget that changes is of a model neither known nor of this file."""
+    new = {order.target for order in orders if isinstance(order.command, model.RegisterModel)}
+    for order, changes in zip(orders, events, strict=True):
+        if not changes or not isinstance(order.command, SetBudget):
+            continue
+        if order.command.budget.target not in new:
+            spending.require_model(order.command.budget)
 
 
 def apply(request: Request, query: dict[str, Any]) -> tuple[dict[str, Any], int]:

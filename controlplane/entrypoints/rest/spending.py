@@ -14,10 +14,12 @@ from controlplane.adapters.ledger.budgets import model_of
 from controlplane.adapters.ledger.models import InferenceRequest, Usage
 from controlplane.domain import money
 from controlplane.domain.budget import Budget, amount_in, applies, counted, day_of, period_start
-from controlplane.domain.errors import NotFound
-from controlplane.entrypoints.rest import moments
+from controlplane.domain.errors import Invalid, NotFound
+from controlplane.entrypoints.rest import moments, reading
 from controlplane.entrypoints.rest.reading import Found, Json, Page, budget_json, tenant_row
 from controlplane.entrypoints.rest.sources import DatabaseSource, Source, page
+from controlplane.projections.catalog import Alias, Model
+from controlplane.projections.routes import Route
 
 _DAY_SECONDS = 86_400.0
 
@@ -56,6 +58,24 @@ def spent_now(tenant_id: str, budget_id: str, now: float) -> int:
     """All that was spent in the budget's present period, the forgiven included."""
     found = _of_name(tenant_row(DatabaseSource(), tenant_id).budgets, budget_id)
     return _spent(tenant_id, found, period_start(found.period, now), Moment(now))
+
+
+def require_model(budget: Budget) -> None:
+    """Raise Invalid ``invalid_budget`` for a budget of a model that there is not: it would count
+    nothing. So would one of a route or an alias, since records count for the model that serves."""
+    if budget.scope != "model" or not budget.target:
+        return
+    reading.wait_for(reading.head())  # a model that its caller has just registered must be known
+    source, name = DatabaseSource(), budget.target
+    if source.get(Model, name) is not None:
+        return
+    text = f"There is no model '{name}' that the budget '{budget.budget_id}' could count."
+    if alias := source.get(Alias, name):
+        text = f"'{name}' is an alias; a budget names the model itself, here '{alias.model}'."
+    elif route := source.get(Route, name):
+        models = ", ".join(sorted({model_of(arm.version_id) for arm in route.arms}))
+        text = f"'{name}' is a route; a budget names a model that it leads to: {models}."
+    raise Invalid("invalid_budget", text, "target")
 
 
 def _of_name(budgets: tuple[Budget, ...], budget_id: str) -> Budget:

