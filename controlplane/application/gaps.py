@@ -5,12 +5,13 @@ fail where they are is as good as one that has none. Most gaps close by themselv
 
     insufficient_memory              an idle model may make room for it
     failed, last with out_of_memory  it is tried again: ``retry_s`` 10 after the first failure
-    it loads again after that        still the same gap, until it is ready: ``retry_s`` 0
+    failed twice, and loads again    still the same gap, until it is ready: ``retry_s`` 0
     failed with checksum_mismatch    the same files fail the same way: it lasts
     too_small on every device        no model that leaves changes that: it lasts
 
-A replica that loads for the first time where it is has not failed, and one whose node is away is
-placed anew: with either there is no gap. What failed long ago says nothing of a load now.
+A replica that loads for the first time where it is, or again after one failure (its worker may have
+been killed), is as good as one that never failed, and one whose node is away is placed anew: with
+any of them there is no gap. What failed long ago says nothing of a load now.
 
 A version that was never planned has no gap yet. ``tried`` asks the planner then, with the version
 alone on the devices that there are: 32 TiB on nodes of 80 GiB fit nowhere, whoever leaves.
@@ -80,7 +81,7 @@ def tried(state: FleetState, version_id: str, now: float) -> Gap | None:
 
 
 def _failing(state: FleetState, placed: Sequence[Assignment], now: float) -> Gap | None:
-    """Why it is not worth waiting, where every replica has failed, be it that some load again."""
+    """Why not to wait for long, where every replica has failed, be it that some load again."""
     known = [_failure(state, one, now) for one in placed]
     found = [one for one in known if one is not None]
     if len(found) < len(known):
@@ -99,16 +100,16 @@ def _failure(state: FleetState, placed: Assignment, now: float) -> FailureView |
     known = node.failures.get(placed.version_id) if node and node.status == "ready" else None
     if known is None or said not in ("failed", *LOADING):
         return None
-    code, _, at = known
-    if said in LOADING and (code == NO_ROOM or now - at > FORGOTTEN_S):
-        return None
-    return FailureView(placed.version_id, placed.node_id, *known)
+    failure = FailureView(placed.version_id, placed.node_id, *known)
+    is_old = failure.count < 2 or failure.code == NO_ROOM or now - failure.at > FORGOTTEN_S
+    return None if said in LOADING and is_old else failure
 
 
 def _of_failures(reason: str, failures: Sequence[FailureView], now: float) -> Gap:
     lasts = bool(failures) and all(one.code in NEVER_HEALS for one in failures)
     next_try = min((one.retry_at for one in failures), default=now)
-    return Gap(reason, lasts, max(0.0, next_try - now))
+    count = min((one.count for one in failures), default=0)
+    return Gap(reason, lasts, max(0.0, next_try - now), count)
 
 
 def _judged(found: Unplaced, nodes: Mapping[str, Node], now: float) -> Gap:

@@ -13,15 +13,15 @@ requests, in any number of gateways, load it once::
 Held requests of a version are sent in the order in which they came. Each ends at its class's
 deadline at the latest; one whose client leaves ends at once, with no token, and so does one whose
 version is retired. A version that fits nowhere for ``UNPLACED_S`` is given up with the planner's
-reason: for so long an idle model may still make room for it. One that has failed wherever it is
-(``gaps``) is not waited for through its next tries, which may all fail::
+reason: for so long an idle model may still make room for it. One that failed is waited for while
+its next try and the load after it end in time; one that no try can mend, or that has failed twice
+in a row wherever it is (``gaps``), is not: whoever waits for its third try mostly waits for a third
+failure, and could have been told so a minute ago::
 
-    t = 20.0   the load fails, tried again in 10 s, 12 s to load
-    t = 21.0   c: refused, Retry-After 22
-    t = 23.0   the planner has found no other node: what is held is refused, Retry-After 20
-
-Rejected: to hold for as long as the next try and its load end in time. What fails once mostly fails
-again, and who waited for a minute could have been told at once.
+    t = 20.0   the load of a fails, tried again in 10 s, 12 s to load: 23 s of 40 left: held
+    t = 31.0   it fails again
+    t = 32.0   c: refused, Retry-After 31
+    t = 34.0   no other node has taken it: a is refused, Retry-After 29
 """
 
 import asyncio
@@ -147,8 +147,7 @@ class Holds:
         gap = self._placer.gap(version_id)
         if gap is None and version_id not in self._queues:
             gap = self._placer.tried(version_id)
-        failed = gap is not None and gap.retry_s is not None
-        if gap is not None and (gap.lasts or failed or expected > allowed):
+        if gap is not None and (gap.lasts or gap.keeps_failing or expected > allowed):
             raise _unplaced(gap, expected)
         if expected > allowed:
             raise _too_long(job.requested_model, expected, job.latency_class, allowed)
@@ -174,7 +173,7 @@ class Holds:
             left = call.held.until - now if call.held else 0.0
             if gone is not None:
                 call.fail(gone)
-            elif gap is not None and (gap.lasts or unplaced_s >= UNPLACED_S):
+            elif gap is not None and _is_hopeless(gap, unplaced_s, left, expected):
                 call.fail(_unplaced(gap, expected))
             elif call.held is not None and left <= 0:
                 call.fail(_expired(call, expected))
@@ -200,6 +199,13 @@ def _too_long(model: str, expected: float, latency_class: str, allowed: float) -
         f"{latency_class} waits {allowed:g} s at most. It is being loaded."
     )
     return Refused("model_cold", text, "model", retry_after=expected)
+
+
+def _is_hopeless(gap: Gap, unplaced_s: float, left: float, expected: float) -> bool:
+    """Seconds: since when it fits nowhere, until the call's deadline, until it can be loaded."""
+    if gap.lasts or unplaced_s < UNPLACED_S:
+        return gap.lasts
+    return gap.retry_s is None or gap.keeps_failing or expected > left
 
 
 def _unplaced(gap: Gap, expected: float) -> Refused:

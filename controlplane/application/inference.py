@@ -121,11 +121,18 @@ class Seen(NamedTuple):
 class Gap(NamedTuple):
     """Why a version runs nowhere. ``reason``: the planner's sentence. ``lasts``: neither waiting
     nor another model that leaves changes it. ``retry_s``: seconds until it is tried again after
-    failures; None where it did not fail."""
+    failures; None where it did not fail. ``num_failures``: in a row, wherever it was tried."""
 
     reason: str
     lasts: bool = False
     retry_s: float | None = None
+    num_failures: int = 0
+
+    @property
+    def keeps_failing(self) -> bool:
+        """The next try is no more likely to succeed than the last ones; a first failure may be that
+        of a worker that was killed."""
+        return self.num_failures > 1
 
 
 class Placer(Protocol):

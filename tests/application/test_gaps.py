@@ -40,7 +40,18 @@ def test_a_failed_load_is_tried_again_and_the_wait_counts_it() -> None:
     log.clock.advance(60)
     assert gap_of(log.state, "m@v1", log.clock.now()) == gap._replace(retry_s=0.0)
     loads(log)
-    assert gap_of(log.state, "m@v1", log.clock.now()) == gap._replace(retry_s=0.0), "as before"
+    assert gap_of(log.state, "m@v1", log.clock.now()) is None, "its worker may have been killed"
+
+
+def test_a_load_after_two_failures_counts_as_the_third_until_it_is_ready() -> None:
+    log = Log()
+    for _ in range(2):
+        fail(log, "out_of_memory")
+    gap = gap_of(log.state, "m@v1", log.clock.now())
+    assert gap is not None and (gap.num_failures, gap.keeps_failing, gap.retry_s) == (2, True, 20.0)
+    log.clock.advance(60)
+    loads(log)
+    assert gap_of(log.state, "m@v1", log.clock.now()) == gap._replace(retry_s=0.0)
     log.clock.advance(FORGOTTEN_S)
     assert gap_of(log.state, "m@v1", log.clock.now()) is None, "that was long ago"
 

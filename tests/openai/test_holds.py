@@ -147,12 +147,12 @@ async def test_what_is_held_for_a_retired_version_ends_at_once_as_a_new_request_
     assert (refused.value.code, refused.value.message) == ("model_not_found", "no m@v1")
 
 
-async def test_what_has_failed_is_refused_at_once_with_the_time_of_its_next_try(
+async def test_what_keeps_failing_is_refused_at_once_with_the_time_of_its_next_try(
     cold: World,
 ) -> None:
     """Though the next try and its load would end in time, be it that it loads again already."""
     for retry_s, loads_in in ((10.0, 23.0), (0.0, 13.0)):
-        gap = cold.nodes.unplaced = Gap("It failed.", retry_s=retry_s)
+        gap = cold.nodes.unplaced = Gap("It failed.", retry_s=retry_s, num_failures=2)
         cold.nodes.loads_in = loads_in
         with pytest.raises(Refused) as refused:
             await cold.serving.start(a_job(request_id=f"req-{loads_in}"))
@@ -161,22 +161,29 @@ async def test_what_has_failed_is_refused_at_once_with_the_time_of_its_next_try(
     assert cold.clock.time == 100.0, "nobody waited"
 
 
-async def test_what_is_held_ends_soon_after_the_load_has_failed(cold: World) -> None:
+async def test_what_is_held_waits_for_the_try_after_a_failure_and_not_for_a_third(
+    cold: World,
+) -> None:
+    """20 s are over: 23 s of 40 left are enough. After the second failure nothing is."""
     call = await cold.serving.start(a_job())
     cold.clock.time += 20.0
-    cold.nodes.unplaced, cold.nodes.loads_in = Gap("It failed.", retry_s=10.0), 23.0
+    cold.nodes.unplaced = Gap("It failed.", retry_s=10.0, num_failures=1)
+    cold.nodes.loads_in = 23.0
+    await asyncio.sleep(2 * POLL_S)
+    cold.clock.time += 5.0
     await asyncio.sleep(2 * POLL_S)
     assert call.error is None and call.held is not None
-    cold.clock.time += 3.0
+    cold.nodes.unplaced = Gap("It failed again.", retry_s=10.0, num_failures=2)
     await until(lambda: call.error is not None)
-    assert (call.error.code, call.error.message) == ("model_not_ready", "It failed.")
+    assert (call.error.code, call.error.message) == ("model_not_ready", "It failed again.")
     assert call.error.retry_after == 23.0
 
 
 async def test_a_failure_is_no_end_where_another_node_loads_it(cold: World) -> None:
     """The planner has moved it within the three seconds."""
     call = await cold.serving.start(a_job())
-    cold.nodes.unplaced, cold.nodes.loads_in = Gap("It failed.", retry_s=10.0), 23.0
+    cold.nodes.unplaced = Gap("It failed.", retry_s=10.0, num_failures=2)
+    cold.nodes.loads_in = 23.0
     await asyncio.sleep(2 * POLL_S)
     cold.nodes.unplaced = None
     await asyncio.sleep(2 * POLL_S)
