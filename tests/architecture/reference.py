@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
@@ -72,7 +73,32 @@ def shown_name(name: str, kind: str) -> str:
 def agent_metrics() -> Iterator[tuple[str, str, str]]:
     """The same for the agent, which names them at each scrape: read from an empty one."""
     agent = import_module("gpuagent.agent.metrics")
-    text = agent.render(lambda: agent.Snapshot("n1", {}, (), (), {}, {}, {})).decode()
+    return rendered(agent.render(lambda: agent.Snapshot("n1", {}, (), (), {}, {}, {})).decode())
+
+
+def controller_metrics() -> Iterator[tuple[str, str, str]]:
+    """The same for the controller."""
+    module = import_module("controlplane.entrypoints.processes.controller_metrics")
+    placement = SimpleNamespace(assignments={}, unplaced=(), generation=0)
+    empty = SimpleNamespace(
+        leads=False, lease=None, head=0, projected=0, events={}, stats={}, scaler=None,
+        state=SimpleNamespace(position=0, nodes={}, placement=placement),
+        reconciler=SimpleNamespace(num_placed={}, num_conflicts=0),
+        ingest=SimpleNamespace(frozen=False, num_silent=0),
+        publisher=None, sealing=None, bus=None, subscriber=None,
+        loads=SimpleNamespace(all=list),
+    )  # fmt: skip
+    return rendered(module.ControllerMetrics(empty).render().decode())
+
+
+def all_metrics() -> Iterator[tuple[str, str, str]]:
+    """Of the control plane: those that its source names, and the controller's."""
+    yield from metrics("controlplane")
+    yield from controller_metrics()
+
+
+def rendered(text: str) -> Iterator[tuple[str, str, str]]:
+    """The same from a page of metrics."""
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M))
     for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.M):
         yield name, kinds[name], meaning
@@ -114,7 +140,7 @@ def sections() -> dict[str, dict[str, str]]:
                 environment("controlplane.config.environment", "Environment")
             ),
             "commands": commands_table(),
-            "metrics": metrics_table(metrics("controlplane")),
+            "metrics": metrics_table(all_metrics()),
             "events": events_table(),
             "roles": roles_table(),
             "rules": rules_table(),
