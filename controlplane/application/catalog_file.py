@@ -8,6 +8,7 @@ out is removed. A worked example::
       - name: acme
         tier: premium
         budgets: [{name: all, limit: "1000000", period: month}]
+        captures_text: true           # false: no more; left out, nothing is said of it
     models:
       - name: smollm2
         version: v1
@@ -22,9 +23,12 @@ out is removed. A worked example::
     routes:
       - name: chat
         arms: [{name: a, version_id: smollm2@v1, weight: 1}]
+    routing: {beta: 2.0}              # weights of the installation; the others stay
+    retention: {requests: 730, text: null}    # days; null: for ever
 
-    first apply:   CreateTenant, SetBudget,
-                   RegisterModel, AddVersion, SetModelPrice, AddAlias, CreateRoute
+    first apply:   CreateTenant, SetBudget, StartCapture,
+                   RegisterModel, AddVersion, SetModelPrice, AddAlias, CreateRoute,
+                   SetRoutingWeights, SetRetention, SetRetention
     again:         no event
     max: 3 now:    ScaleVersion
     other source:  Conflict version_exists: a version is immutable, add a new one
@@ -36,13 +40,13 @@ lawful YAML too, and is refused.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
 from controlplane.application import strict_yaml
 from controlplane.application.order import Order
-from controlplane.domain import model, money, route, tenant
+from controlplane.domain import capture, model, money, retention, route, routing, tenant
 from controlplane.domain.budget import Budget, parse_limit
 from controlplane.domain.decider import Command, Decider, Event, fold
 from controlplane.domain.errors import Conflict, Invalid
@@ -156,6 +160,7 @@ class TenantEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tier: str | None = None
     suspended: str | bool | None = None
     budgets: tuple[BudgetEntry, ...] = ()
+    captures_text: bool | None = None
     keys: tuple[KeyEntry, ...] = ()
 
 
@@ -165,11 +170,27 @@ class RouteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sticky: bool | None = None  # of a new route: true
 
 
+class RoutingEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The installation's ``Weights``; one that is left out or null stays as it is."""
+
+    alpha: float | None = None
+    beta: float | None = None
+    gamma: float | None = None
+    omega: tuple[float, float, float, float] | None = None
+    t_safe: float | None = None
+    t_max: float | None = None
+    stale_s: float | None = None
+    prefix: float | None = None
+    hop_s: float | None = None
+
+
 class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int | None = None
     tenants: tuple[TenantEntry, ...] = ()
     models: tuple[ModelEntry, ...] = ()
     routes: tuple[RouteEntry, ...] = ()
+    routing: RoutingEntry = RoutingEntry()
+    retention: dict[Literal["requests", "text"], int | None] = {}  # days by kind, as its domain has
     end: bool = False
 
 
@@ -294,7 +315,17 @@ def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[Order]:
         order = route.ChangeArms if known_route.exists else route.CreateRoute
         sticky = known_route.sticky if line.sticky is None else line.sticky
         found.append(Order(route.DECIDER, line.name, order(line.name, arms, sticky, now)))
-    return found
+    return found + list(_installation_orders(file, now))
+
+
+def _installation_orders(file: CatalogFile, now: float) -> Iterator[Order]:
+    said = msgspec.structs.asdict(file.routing)
+    weights = {name: value for name, value in said.items() if value is not None}
+    if weights:
+        command = routing.SetRoutingWeights(weights, now)
+        yield Order(routing.DECIDER, routing.NAME, command)
+    for kind, days in file.retention.items():
+        yield Order(retention.DECIDER, kind, retention.SetRetention(kind, days, now))
 
 
 def _tenant_commands(entry: TenantEntry, state: Tenant, now: float) -> Iterator[Command]:
@@ -307,6 +338,8 @@ def _tenant_commands(entry: TenantEntry, state: Tenant, now: float) -> Iterator[
         limit = parse_limit(one.unit, one.limit)
         budget = Budget(one.name, one.scope, one.target, one.unit, limit, one.period)
         yield tenant.SetBudget(name, budget, now)
+    if entry.captures_text is not None:
+        yield (capture.StartCapture if entry.captures_text else capture.StopCapture)(name, now)
     if entry.suspended is False:
         yield tenant.ResumeTenant(name, now)
     elif entry.suspended is not None:

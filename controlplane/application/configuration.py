@@ -1,7 +1,8 @@
 """The whole configuration as one file, and its hash: out of one system, into an empty one.
 
-In it are tenants with tier, suspension and budget, models with versions (retired ones too: their
-names stay taken), prices, aliases and access, and routes. Two systems are configured alike when
+In it are tenants with tier, suspension, budgets and whether their text is captured, models with
+versions (retired ones too: their names stay taken), prices, aliases and access, routes, and of the
+installation the weights of routing and how long what is kept. Two systems are configured alike when
 their hashes are; the hash covers what is configured and nothing that only happened, such as times.
 
     # Configuration as of log position 812.
@@ -11,13 +12,16 @@ their hashes are; the hash covers what is configured and nothing that only happe
     tenants: …
     models: …
     routes: …
+    routing: …
+    retention: …
     end: true
 
-``catalog_file`` reads it. What is left out has its default, and a list that is empty is left out.
+``catalog_file`` reads it. What is left out has its default, and a list that is empty is left out;
+of the weights all are named once one has another value than at first.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from typing import Any
 
@@ -29,7 +33,9 @@ from controlplane.domain import model, money
 from controlplane.domain.budget import Budget, amount_in
 from controlplane.domain.model import Model
 from controlplane.domain.money import Price
+from controlplane.domain.retention import DEFAULT_DAYS, Retention, days_of
 from controlplane.domain.route import Route
+from controlplane.domain.routing import DEFAULT_WEIGHTS, Weights
 from controlplane.domain.version_spec import VersionSpec
 from controlplane.projections.tenants import ApiKey, Tenant
 
@@ -44,15 +50,20 @@ class Configuration:
     tenants: list[dict[str, Any]]
     models: list[dict[str, Any]]
     routes: list[dict[str, Any]]
+    routing: dict[str, Any] = field(default_factory=dict)
+    retention: dict[str, int | None] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 (hex) of all but the keys, which no file can bring back."""
+        """SHA-256 (hex) of all but the keys, which no file can bring back. An installation whose
+        own settings are those of a new one has the hash that it had before they were in here."""
         tenants = [{k: v for k, v in one.items() if k != "keys"} for one in self.tenants]
-        return sha256(_encode((tenants, self.models, self.routes))).hexdigest()
+        own = (self.routing, self.retention)
+        parts = (tenants, self.models, self.routes, *(own if any(own) else ()))
+        return sha256(_encode(parts)).hexdigest()
 
     def text(self, position: int) -> str:
         """The file, as of a log position."""
-        parts = {"tenants": self.tenants, "models": self.models, "routes": self.routes}
+        parts = {one.name: getattr(self, one.name) for one in fields(self)}
         content = {
             "format": FORMAT,
             **{name: lines for name, lines in parts.items() if lines},
@@ -69,6 +80,8 @@ def configuration(
     keys: Sequence[ApiKey],
     models: Mapping[str, Model],
     routes: Mapping[str, Route],
+    weights: Weights,
+    retentions: Mapping[str, Retention],
 ) -> Configuration:
     """From rows and states that belong to one log position."""
     return Configuration(
@@ -82,6 +95,12 @@ def configuration(
             for name, line in sorted(routes.items())
             if line.exists
         ],
+        {} if weights == DEFAULT_WEIGHTS else msgspec.to_builtins(weights),
+        {
+            kind: days_of(kind, state)
+            for kind, state in sorted(retentions.items())
+            if days_of(kind, state) != DEFAULT_DAYS[kind]
+        },
     )
 
 
@@ -91,6 +110,8 @@ def _tenant_entry(row: Tenant, keys: Sequence[ApiKey]) -> dict[str, Any]:
         entry["suspended"] = row.suspended_reason or True
     if row.budgets:
         entry["budgets"] = [_budget_entry(one) for one in row.budgets]
+    if row.captures_text:
+        entry["captures_text"] = True
     named = [_key_entry(key) for key in sorted(keys, key=lambda key: key.created_at)]
     return entry | ({"keys": named} if named else {})
 

@@ -11,6 +11,10 @@ gateway last noted for the request (every two seconds)::
     180      n1 does not answer      180      gateway_lost_unconfirmed  after PATIENCE_S
     180      none of them knows it   180      gateway_lost_unconfirmed  the agent was restarted
 
+Inputs to embed bring no token: billed is what was computed of them, as of a client that has left::
+
+    reserved 320 of 32 inputs    n1: 160 computed, cancelled    160 prompt tokens  gateway_lost
+
 Of a choice that was tried on several replicas the last try counts, as while its gateway lived: it
 goes on from the tokens that the client had been sent, and counts them. Cached prompt tokens are
 those of the first choice.
@@ -57,6 +61,7 @@ class Produced:
     age_s: float
     ran_s: float
     num_sent_tokens: int = 0  # of its tokens, an earlier try's
+    num_computed_tokens: int = 0  # of the inputs that it embeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,11 @@ def end_of(orphan: Orphan, produced: Iterable[Produced], is_complete: bool, at: 
     last = list({one.choice: one for one in tries}.values())
     counted = sum(one.num_output_tokens for one in last)
     tokens = min(max(counted, orphan.num_noted_tokens), orphan.max_output_tokens)  # as reserved
+    computed = sum(one.num_computed_tokens for one in last)
+    prompt = orphan.num_prompt_tokens if tokens else min(computed, orphan.num_prompt_tokens)
     queue = [one.queue_ms for one in last if one.queue_ms is not None]
-    is_confirmed = tokens == counted and (is_complete or is_certain(last))
+    is_counted = tokens == counted and computed <= orphan.num_prompt_tokens
+    is_confirmed = is_counted and (is_complete or is_certain(last))
     return Terminal(
         request_id=orphan.request_id,
         outcome="unknown",
@@ -92,7 +100,7 @@ def end_of(orphan: Orphan, produced: Iterable[Produced], is_complete: bool, at: 
         error_code=CONFIRMED if is_confirmed else UNCONFIRMED,
         node_id=last[0].node_id if last else "",
         replica_id=last[0].replica_id if last else "",
-        num_prompt_tokens=orphan.num_prompt_tokens if tokens else 0,
+        num_prompt_tokens=prompt,
         num_cached_tokens=min(last[0].num_cached_tokens, orphan.num_prompt_tokens)
         if last and counted
         else 0,
@@ -107,12 +115,12 @@ def end_of(orphan: Orphan, produced: Iterable[Produced], is_complete: bool, at: 
 
 
 def is_certain(produced: Sequence[Produced]) -> bool:
-    """One choice that has ended with a token, and was not lost, so that it was not continued: no
-    other node can have more of this request."""
+    """One choice that has ended with a token, or an input's vector, and was not lost, so that it
+    was not continued: no other node can have more of this request."""
     return (
         len(produced) == 1
         and produced[0].choice < 0
-        and produced[0].num_output_tokens > 0
+        and produced[0].num_output_tokens + produced[0].num_computed_tokens > 0
         and produced[0].finish_reason not in ("", "error")
     )
 

@@ -19,6 +19,7 @@ Times are measured here with a monotonic clock; a controller that takes over beg
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from controlplane.application.fleet import FleetLoads, NodeReport, ReplicaReport
 from controlplane.application.fleet_state import FleetState
@@ -70,6 +71,13 @@ class Watch:
         return still_s if still_s >= limits.stage_s else None
 
 
+class _Said(NamedTuple):
+    """What a node says of each of its replicas, by id: the newest report, and ``load_work``."""
+
+    reports: dict[str, ReplicaReport]
+    work: dict[str, float]
+
+
 class Overdue:
     """``step`` records what is overdue now. ``report`` and ``late`` are the ingest's and the
     publisher's; None while nobody publishes."""
@@ -87,6 +95,7 @@ class Overdue:
         self._handler, self._clock, self._state, self._loads = handler, clock, state, loads
         self._report, self._late, self._limits = report, late, deadlines
         self._watches: dict[str, Watch] = {}
+        self._said: dict[str, _Said] = {}  # by node, for one step
 
     def step(self) -> int:
         """The number of events recorded."""
@@ -125,6 +134,7 @@ class Overdue:
         placed = self._state.placement.assignments
         for gone in self._watches.keys() - placed.keys():
             del self._watches[gone]
+        self._said.clear()
         found = (self._of_replica(one) for one in placed.values())
         return [event for event in found if event is not None]
 
@@ -135,8 +145,9 @@ class Overdue:
         if node is None or node.status != "ready" or not _is_due(placed, state):
             self._watches.pop(placed.replica_id, None)
             return None
-        report = _find(self._report(placed.node_id), placed.replica_id)
-        watch = self._watch(placed, state, report)
+        node_says = self._said_by(placed.node_id)
+        report = node_says.reports.get(placed.replica_id)
+        watch = self._watch(placed, state, report, node_says.work.get(placed.replica_id, 0.0))
         waited_s = watch.waited_s(self._clock.monotonic(), self._limits)
         is_known = placed.replica_id in node.overdue
         if waited_s is None:
@@ -148,9 +159,22 @@ class Overdue:
         about = placed.node_id, placed.replica_id, placed.version_id, state
         return nodes.ReplicaOverdue(*about, *_why(node, state, report), waited_s, self._clock.now())
 
-    def _watch(self, placed: Assignment, state: str, report: ReplicaReport | None) -> Watch:
+    def _said_by(self, node_id: str) -> _Said:
+        """Gathered once a step, and only of nodes with a replica that is due: a lookup in the
+        node's list for each of its replicas would be quadratic."""
+        found = self._said.get(node_id)
+        if found is None:
+            report, load = self._report(node_id), self._loads.latest(node_id)
+            reports = {one.replica_id: one for one in (report.replicas if report else ())}
+            work = {one.replica_id: one.load_work for one in (load.replicas if load else ())}
+            found = self._said[node_id] = _Said(reports, work)
+        return found
+
+    def _watch(
+        self, placed: Assignment, state: str, report: ReplicaReport | None, work: float
+    ) -> Watch:
         """Its watch, started anew if something has moved."""
-        now, work = self._clock.monotonic(), self._work(placed)
+        now = self._clock.monotonic()
         sign = state, report.detail if report and state in STARTING else ""
         watch = self._watches.get(placed.replica_id)
         if watch is None or watch.sign != sign:
@@ -160,23 +184,12 @@ class Overdue:
             watch.work, watch.worked_at = work, now
         return watch
 
-    def _work(self, placed: Assignment) -> float:
-        load = self._loads.latest(placed.node_id)
-        replicas = load.replicas if load else ()
-        found = (one.load_work for one in replicas if one.replica_id == placed.replica_id)
-        return next(found, 0.0)
-
 
 def _is_due(placed: Assignment, state: str) -> bool:
     """Whether something is to happen to it without anybody asking for it."""
     if state == WAITING:
         return placed.tier != "warm"
     return state in STARTING or not state
-
-
-def _find(report: NodeReport | None, replica_id: str) -> ReplicaReport | None:
-    replicas = report.replicas if report else ()
-    return next((one for one in replicas if one.replica_id == replica_id), None)
 
 
 def _goes_on(placed: Assignment, state: str, now: float) -> Event:

@@ -2,7 +2,8 @@
 
 Stream ``refusals``: an order that was not carried out is a fact too. Stream ``access``: who was
 given a login, who used one, and who read a captured text. Stream ``limits``: when rates were not
-shared by all gateways. No password, token or key is ever in any of them.
+shared by all gateways. Stream ``controller-epoch``: who moved the fleet on past what its nodes had
+accepted, after a restore. No password, token or key is ever in any of them.
 """
 
 import re
@@ -15,6 +16,7 @@ from controlplane.domain.decider import Command, Event
 REFUSALS = "refusals"
 ACCESS = "access"
 LIMITS = "limits"
+EPOCH = "controller-epoch"
 MAX_ASKED_BYTES = 4096
 
 
@@ -73,8 +75,23 @@ class TextRead(Event, frozen=True, tag_field="type", tag="TextRead"):
     at: float
 
 
+class EpochAdvanced(Event, frozen=True, tag_field="type", tag="EpochAdvanced"):
+    """The next controller leads with one more than ``epoch``; ``epoch_before`` was the last one
+    that led (0: none)."""
+
+    epoch_before: int
+    epoch: int
+    at: float
+
+
 AuditEvent = (
-    CommandRefused | DashboardUserSaved | SignedIn | LimitsUnshared | LimitsShared | TextRead
+    CommandRefused
+    | DashboardUserSaved
+    | SignedIn
+    | LimitsUnshared
+    | LimitsShared
+    | TextRead
+    | EpochAdvanced
 )
 
 

@@ -161,6 +161,7 @@ CODES = (
     _IN_GROUP,
     _ENGINE,
 ) = range(len(CODES))
+_FITS = np.array([_FREE, _MEMORY])  # by whether the memory is too little
 
 
 @dataclass(slots=True)
@@ -222,14 +223,16 @@ def evaluate(board: Board, shape: Shape, rows: Any, barred: Array | None = None)
 
 
 def _stranded(board: Board, lost: Array, shape: Shape) -> Array:
-    return lost / board.typical.total - float(shape.num_devices * shape.shard_bytes)
+    stranded = np.divide(lost, board.typical.total)
+    stranded -= shape.num_devices * shape.shard_bytes
+    return stranded
 
 
 def _codes(board: Board, shape: Shape, rows: Any) -> Array:
     """The first rule that each cell breaks; the later ones are written first, and those that hold
     for every device are not looked at."""
     free = board.free[rows]
-    code = np.where(free < shape.shard_bytes, _MEMORY, _FREE)
+    code = _FITS.take(free < shape.shard_bytes)
     if shape.cpu_milli or shape.host_memory:
         host = board.hosts(rows, shape)[1]
         lacks = (np.minimum(host.cpu_milli, host.memory) < 0)[:, None]

@@ -77,8 +77,8 @@ def _refused(rows: Rows, event: CommandRefused, recorded: Recorded) -> None:
 
 
 def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
-    """Users, logins, limits, weights and retention are no rows of the read model: the event says
-    all there is."""
+    """Users, logins, limits, weights, retention and epochs are no rows of the read model: the
+    event says all there is."""
     changes: dict[str, dict[str, dict[str, Any]]]
     match event:
         case audit.DashboardUserSaved():
@@ -103,6 +103,12 @@ def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
         case routing.RoutingWeightsSet():
             thing = f"routing {routing.NAME}"
             changes = _weights_changed(thing, event)
+        case audit.EpochAdvanced():
+            thing = "controller epoch"
+            changes = {
+                "before": {thing: {"epoch": event.epoch_before}},
+                "after": {thing: {"epoch": event.epoch}},
+            }
         case audit.TextRead():
             thing = f"tenant {event.tenant_id}"
             changes = {"after": {f"request {event.request_id}": {"text": "read"}}}
@@ -173,7 +179,7 @@ _HANDLERS: dict[type[Event], Handler] = {kind: _done for kind in ADMINISTRATIVE}
 
 PROJECTION = Projection(
     "audit",
-    5,
+    6,
     (AuditEntry,),
     {
         **_HANDLERS,
@@ -183,6 +189,7 @@ PROJECTION = Projection(
         audit.LimitsUnshared: _of_access,
         audit.LimitsShared: _of_access,
         audit.TextRead: _of_access,
+        audit.EpochAdvanced: _of_access,
         retention.RetentionSet: _of_access,
         retention.SegmentRemoved: _of_access,
         routing.RoutingWeightsSet: _of_access,

@@ -51,6 +51,7 @@ class Generation:
     tenant: bytes = b""
     served: Served | None = None  # None: it was refused and never reached an engine
     num_sent: int = 0  # of its tokens, sent by the replica that it continues; not their text
+    num_computed_tokens: int = 0  # of the inputs that it embeds
 
     def record(self, delta: Delta) -> None:
         """Keep what ``delta`` adds."""
@@ -63,6 +64,10 @@ class Generation:
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         if (delta.token_ids or delta.embeddings) and self.queue_ms is None:
             self.queue_ms = delta.queue_ms
+        if delta.embeddings:
+            self.num_computed_tokens = self.num_prompt_tokens
+        elif delta.num_computed_tokens:
+            self.num_computed_tokens = min(delta.num_computed_tokens, self.num_prompt_tokens)
         if delta.finish_reason:
             self.terminal = delta
 

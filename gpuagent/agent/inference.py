@@ -278,6 +278,7 @@ class Inference:
                 generations=tuple(part),
                 more=end < len(counts),
                 sent=self._tallies.sent(part),
+                computed=self._tallies.computed(part),
             )
             await self._publish_counted(
                 subjects.closed(message.asker, self._node_id), codec.encode(answer)

@@ -9,6 +9,14 @@ they outlive the tokens themselves, which are kept for a minute after the end (`
     t=18.1 gw-b asks again                  r1: ended, 413 tokens: what is billed
     t=78   the tokens are dropped           r1: ended, 413 tokens, for 15 minutes more
 
+Of inputs to embed no token comes out, so the tokens of those that were computed are told beside.
+An engine tells of them as it ends, also when it is stopped in the middle::
+
+    t=0    gw-a asks for r2: 32 inputs of 10 tokens, 8 in a step
+    t=1    gw-a is killed
+    t=16   gw-b asks to close r2; it is cancelled after the second step
+    t=16.1 gw-b asks again                  r2: ended, 160 tokens computed: what is billed
+
 A record that was asked for is closed for good: a generation of it that arrives later (its gateway
 was only paused, or the message was slow) does not start, since nothing could bill it any more.
 What is kept is bounded; the oldest goes first. A count of 32,768 ended generations is about 10 MB.
@@ -34,6 +42,7 @@ class Tallies:
         self._running: dict[str, Generation] = {}  # and those that ended a short while ago
         self._ended: dict[str, tuple[float, str, Produced]] = {}  # (ended at, gateway, counts)
         self._sent: dict[str, int] = {}  # of what another replica began: tokens sent by it
+        self._computed: dict[str, int] = {}  # of the ended: tokens of inputs embedded
         self._choices: dict[str, set[str]] = {}  # of records with several generations
         self._closed: dict[str, float] = {}  # record -> until when it takes no generation
 
@@ -53,6 +62,8 @@ class Tallies:
         del self._running[generation.request_id]
         counts = produced(generation, generation.ended_at)
         self._ended[generation.request_id] = (generation.ended_at, generation.gateway, counts)
+        if generation.num_computed_tokens:
+            self._computed[generation.request_id] = generation.num_computed_tokens
         if len(self._ended) > MAX_KEPT:
             self._drop(next(iter(self._ended)))
 
@@ -93,6 +104,17 @@ class Tallies:
             c.request_id: self._sent[c.request_id] for c in counts if c.request_id in self._sent
         }
 
+    def computed(self, counts: Iterable[Produced]) -> dict[str, int]:
+        """Of those that embed, how many tokens of their inputs were computed."""
+        all_of = {c.request_id: self._num_computed(c.request_id) for c in counts}
+        return {request_id: number for request_id, number in all_of.items() if number}
+
+    def _num_computed(self, request_id: str) -> int:
+        generation = self._running.get(request_id)
+        if generation is not None:
+            return generation.num_computed_tokens
+        return self._computed.get(request_id, 0)
+
     def forget_old(self) -> None:
         """Call every second."""
         now = self._clock()
@@ -107,6 +129,7 @@ class Tallies:
     def _drop(self, request_id: str) -> None:
         _, _, counts = self._ended.pop(request_id, (0.0, "", None))
         self._sent.pop(request_id, None)
+        self._computed.pop(request_id, None)
         if counts is None or counts.record_id == request_id:
             return
         choices = self._choices.get(counts.record_id, set())

@@ -353,6 +353,7 @@ class Closed(Message, frozen=True, kw_only=True):
 
     ``more``: the rest follows, in as many messages as its size demands. ``sent``, by request id:
     how many of the output tokens are those of another replica, which the generation continued.
+    ``computed``, by request id: how many tokens of inputs to embed were computed.
     """
 
     node_id: str
@@ -360,6 +361,7 @@ class Closed(Message, frozen=True, kw_only=True):
     generations: tuple[Produced, ...] = ()
     more: bool = False
     sent: dict[str, int] = {}
+    computed: dict[str, int] = {}
 
 
 # --- frames: node -> gateway, one message per engine step and gateway --------------------------

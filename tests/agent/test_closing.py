@@ -1,5 +1,7 @@
 """A node ends what a lost gateway asked for, and says to the token what it came to."""
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,12 +34,21 @@ class Node:
         if subject.startswith("engine.closed."):
             self.answers.append((subject, codec.decode(payload, Closed)))
 
-    async def generate(self, name: str, gateway: str = "gw-a", record: str = "") -> None:
+    async def generate(
+        self, name: str, gateway: str = "gw-a", record: str = "", prompt: tuple[int, ...] = (1,)
+    ) -> None:
         message = Generate(
-            request_id=name, gateway=gateway, replica_id="r", prompt_token_ids=(1,),
+            request_id=name, gateway=gateway, replica_id="r", prompt_token_ids=prompt,
             sampling=Sampling(max_tokens=9), record_id=record,
         )  # fmt: skip
         await self.inference.generate(codec.encode(message))
+
+    @property
+    def computed(self) -> dict[str, int]:
+        """Of the last answer."""
+        return {
+            key: number for _, answer in self.answers for key, number in answer.computed.items()
+        }
 
     async def step(self, name: str, index: int, count: int, end: str = "") -> None:
         ids = tuple(range(count))
@@ -133,6 +144,30 @@ async def test_what_is_kept_is_bounded() -> None:
     assert len(tallies._ended) == len(tallies._choices) == MAX_KEPT
     assert list(tallies.counts("gw-a", "1")) == []
     assert len(list(tallies.counts("gw-a", "2"))) == 1
+
+
+async def embedded(node: Node, name: str, end: str, **fields: Any) -> None:
+    """The engine ends a request for vectors."""
+    await node.inference.outputs([Delta(name, 0, (), "", end, **fields)])
+
+
+async def test_what_was_computed_of_inputs_is_told_though_no_token_came_of_them() -> None:
+    """All of those whose vectors are there, part of those that were stopped, and nothing of what
+    runs; as long as the counts are kept, also when the vectors no longer are."""
+    node = Node()
+    for name in ("whole", "part", "runs"):
+        await node.generate(name, prompt=(1, 2, 3, 4))
+    await embedded(node, "whole", "stop", embeddings=(b"1234",) * 2)
+    await node.close("whole", "part", "runs")
+    assert node.computed == {"whole": 4}
+    await embedded(node, "part", "cancelled", num_computed_tokens=3)
+    node.now = 1 + RETENTION_S
+    await node.inference.tick()
+    await node.close("whole", "part", "runs")
+    assert node.computed == {"whole": 4, "part": 3}
+    node.now += KEPT_S
+    await node.inference.tick()
+    assert node.inference._tallies._computed == {}
 
 
 async def test_a_long_answer_comes_in_parts() -> None:

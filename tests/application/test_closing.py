@@ -33,7 +33,12 @@ async def fleet(server: NatsServer, monkeypatch: Any, **expected: bool) -> Async
         yield asking, far, bus
 
 
-async def answering(far: Bus, bus: Bus, answer: Callable[[messages.Close], list[Any]]) -> None:
+async def answering(
+    far: Bus,
+    bus: Bus,
+    answer: Callable[[messages.Close], list[Any]],
+    computed: dict[str, int] = {},  # noqa: B006  # never changed
+) -> None:
     """Node n1 answers with what ``answer`` gives; returns once it hears the control plane."""
     heard = asyncio.Event()
 
@@ -42,8 +47,9 @@ async def answering(far: Bus, bus: Bus, answer: Callable[[messages.Close], list[
         heard.set()
         for generations, more in answer(order) if order.number else ():
             said = messages.Closed(
-                node_id="n1", number=order.number, generations=generations, more=more
-            )
+                node_id="n1", number=order.number, generations=generations, more=more,
+                computed=computed,
+            )  # fmt: skip
             await far.client.publish(subjects.closed("gw-b", "n1"), encode(said))
 
     await far.client.subscribe(subjects.close("n1"), cb=closed)
@@ -71,6 +77,18 @@ async def test_a_node_is_asked_until_all_has_ended(nats: NatsServer, monkeypatch
     assert answers.is_complete
     assert [one.num_output_tokens for one in answers.produced["r1"]] == [5]
     assert [(one.choice, one.node_id) for one in answers.produced["r2"]] == [(0, "n1"), (1, "n1")]
+
+
+async def test_what_was_computed_of_inputs_comes_with_its_generation(
+    nats: NatsServer,  # noqa: F811
+    monkeypatch: Any,
+) -> None:
+    """By its id: two parts of one request, of which one was computed; an old node tells nothing."""
+    parts = tuple(replace(ENDED, request_id=f"r1-{i}", num_output_tokens=0) for i in range(2))
+    async with fleet(nats, monkeypatch) as (asking, far, bus):
+        await answering(far, bus, lambda _: [(parts, False)], {"r1-1": 96})
+        answers = await asking.close("gw-a", ["r1"])
+    assert [one.num_computed_tokens for one in answers.produced["r1"]] == [0, 96]
 
 
 @pytest.mark.parametrize(("expected", "complete"), [(True, False), (False, True)])
@@ -163,3 +181,34 @@ def test_the_nodes_counts_are_billed_and_the_record_says_when_they_are_not(
     assert end.num_prompt_tokens == (40 if billed else 0) and end.duration_ms == 60_000
     assert len(end.tries) == len(told)
     assert all(one.started_at == 1030.0 and one.duration_ms == 4000 for one in end.tries)
+
+
+@pytest.mark.parametrize(
+    ("told", "complete", "billed", "code"),
+    [
+        ([produced(0, num_computed_tokens=30)], True, 30, CONFIRMED),
+        ([produced(0, num_computed_tokens=30)], False, 30, CONFIRMED),
+        ([produced(0)], True, 0, CONFIRMED),
+        ([produced(0)], False, 0, UNCONFIRMED),
+        ([produced(0, num_computed_tokens=30, finish_reason="")], False, 30, UNCONFIRMED),
+        (
+            [
+                produced(0, choice=0, num_computed_tokens=20),
+                produced(0, choice=1, finish_reason="error"),
+                produced(0, "n2", choice=1, attempt=2, num_computed_tokens=5),
+            ],
+            True,
+            25,
+            CONFIRMED,
+        ),
+        ([produced(0, num_computed_tokens=41)], True, 40, UNCONFIRMED),
+    ],
+)
+def test_of_inputs_to_embed_what_was_computed_is_billed(
+    told: list[Produced], complete: bool, billed: int, code: str
+) -> None:
+    """Of each part its last try's, and no more than was reserved."""
+    orphan = Orphan("r1", "gw-a", 0, 40, 0, 1000.0)
+    end = end_of(orphan, told, complete, 1060.0)
+    assert (end.num_prompt_tokens, end.num_output_tokens, end.error_code) == (billed, 0, code)
+    assert end.num_cached_tokens == 0

@@ -1,5 +1,7 @@
 """What is told of as overdue, when, and when not; and what the planner makes of it."""
 
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 
@@ -212,3 +214,32 @@ def test_a_source_that_cannot_be_fetched_takes_no_decision_for_a_try(world: Worl
         log.plan()
     assert log.state.placement.generation == 1
     assert log.state.nodes["n1"].failures["m@v1"][1] == 100
+
+
+def test_a_nodes_words_are_gathered_once_a_step_for_all_its_replicas(world: World) -> None:
+    """And anew in the next one; a node of which nothing is due is not asked at all."""
+    world.say("loading", "", "weights 10 %", 7.0)
+    log, asked = world.log, list[str]()
+    (placed,) = log.state.placement.assignments.values()
+    names = [f"{placed.replica_id}{number}" for number in range(50)]
+    loading = dict.fromkeys(names, (placed.version_id, "loading"))
+    ready = {placed.replica_id: (placed.version_id, "ready")}
+    state = SimpleNamespace(
+        placement=SimpleNamespace(
+            assignments={name: replace(placed, replica_id=name) for name in names}
+            | {placed.replica_id: replace(placed, node_id="n2")}
+        ),
+        nodes={
+            "n1": replace(log.state.nodes["n1"], replicas=loading),
+            "n2": replace(log.state.nodes["n1"], replicas=ready),
+        },
+    )
+
+    def report(node_id: str) -> NodeReport | None:
+        asked.append(node_id)
+        return world.report
+
+    overdue = Overdue(log.handler, log.clock, state, log.loads, report, lambda: None)  # type: ignore
+    for _ in range(2):
+        overdue.step()
+    assert asked == ["n1", "n1"] and overdue._watches.keys() == set(names)

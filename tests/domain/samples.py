@@ -132,6 +132,7 @@ SAMPLES: tuple[Event, ...] = (
     audit.LimitsUnshared("gw-1", "local", 4.0),
     audit.LimitsShared("gw-1", 5.0),
     audit.TextRead("acme", "req-1", 6.0),
+    audit.EpochAdvanced(2, 5, 7.0),
     routing.RoutingWeightsSet(
         routing.Weights(),
         routing.Weights(1.5, 0.25, 2.0, (0.25, 0.25, 0.25, 0.25), 70.0, 90.0, 8.0, 0.5, 0.1),

@@ -21,7 +21,7 @@ from django.conf import settings
 from controlplane.dispatch.record import recompute
 from tests.agent.harness import Agent
 from tests.databases import pointed_at
-from tests.openai.conftest import FAST, SLOW
+from tests.openai.conftest import FAST, SLOW, SLOW_VECTORS
 from tests.openai.ledger import attempts_of, dispatches_of, record_of, requests_of
 from tests.openai.stack import Stack, until
 from tests.openai.test_websocket import Client, open_socket
@@ -33,7 +33,12 @@ NUM_TOKENS = 160
 RIGID = msgspec.structs.replace(
     SLOW, source="simulated://rigid?step_ms=50&prefill_tps=1000000&continues=0"
 )
+# An input in a step of 0.4 s: a hundred take longer than a node waits for a lost gateway.
+LONG_VECTORS = msgspec.structs.replace(
+    SLOW_VECTORS, source="simulated://vectors?step_ms=400&prefill_tps=1000000&dims=16"
+)
 RUNNING = "engine:num_requests_running{"
+COMPUTED = "engine:prompt_tokens_total{"
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +57,13 @@ def shared(
             stack.add_version("slow", SLOW)
             stack.add_version("fast", FAST)
             stack.add_version("rigid", RIGID)
+            stack.add_version("vectors", LONG_VECTORS)
             for node_id in ("n1", "n2"):
                 stack.add_agent(node_id)
                 stack.place("slow", SLOW, node_id)
                 stack.place("rigid", RIGID, node_id)
             stack.place("fast", FAST, "n1")
+            stack.place("vectors", LONG_VECTORS, "n1")
             yield stack
         finally:
             stack.stop()
@@ -404,6 +411,29 @@ def test_a_killed_gateways_requests_are_closed_by_the_next(broken: Stack) -> Non
     until(lambda: num_running(broken) == 0, 10)
 
 
+def test_a_killed_gateways_embeddings_are_billed_as_computed(broken: Stack) -> None:
+    """To the token: what its node had embedded by the time it stopped, and not all that was asked.
+
+    No frame of it ever left the engine, so that the node alone can know.
+    """
+    n1 = broken.agents["n1"]
+    broken.wait_for("vectors", key_of(broken), path="/v1/embeddings")
+    before = total_on(n1, COMPUTED, "vectors")
+    body = {"model": "vectors", "input": [[5, 6, 7]] * 100}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, broken, "/v1/embeddings", body, key=key_of(broken))
+        until(lambda: num_running(broken) > 0, 10)
+        broken.gateway.stop(signal.SIGKILL)
+        assert isinstance(answer.exception(30), httpx.HTTPError)
+    broken.gateway.start()
+    until(lambda: all(row["outcome"] for row in rows_of(broken)), 60)
+    (row,) = [row for row in rows_of(broken) if row["outcome"] == "unknown"]
+    assert row["error_code"] == "gateway_lost" and row["node_id"] == "n1"
+    billed = row["num_prompt_tokens"]
+    assert 0 < billed < 300 and billed % 3 == 0
+    until(lambda: total_on(n1, COMPUTED, "vectors") - before == billed, 10)
+
+
 def num_running(stack: Stack) -> int:
     """Requests in the engines of all nodes."""
     return sum(map(num_running_on, stack.agents.values()))
@@ -411,6 +441,12 @@ def num_running(stack: Stack) -> int:
 
 def num_running_on(agent: Agent) -> int:
     """Requests in the engines of one node."""
-    found = [line for line in agent.get("/metrics")[1].splitlines() if line.startswith(RUNNING)]
+    return total_on(agent, RUNNING)
+
+
+def total_on(agent: Agent, metric: str, model: str = "") -> int:
+    """Of the replicas of one node, or of those of one model."""
+    lines = agent.get("/metrics")[1].splitlines()
+    found = [line for line in lines if line.startswith(metric) and model in line]
     assert found
     return int(sum(float(line.rpartition(" ")[2]) for line in found))

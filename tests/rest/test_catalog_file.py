@@ -291,11 +291,11 @@ def test_other_sizes_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "known"),
     [
-        ("modells: []", "end, format, models, routes, tenants."),
+        ("modells: []", "end, format, models, retention, routes, routing, tenants."),
         ("models: [{name: a, versions: []}]", "tensor_parallel, version. An entry is one version"),
         ("models: [{name: a, replicas: {mni: 1}}]", "max, min."),
         ("tenants: [{name: a, budgets: [{nam: b}]}]", "limit, name, period, scope, target, unit."),
-        ("'x - at `$.format': 1", "end, format, models, routes, tenants."),
+        ("'x - at `$.format': 1", "end, format, models, retention, routes, routing, tenants."),
     ],
 )
 def test_an_unknown_field_is_answered_with_the_known_ones_of_its_place(

@@ -2,15 +2,19 @@
 
 import shutil
 from collections.abc import Iterator
+from hashlib import sha256
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from django.core.management import CommandError, call_command
 from msgspec.structs import replace
 
 from controlplane import bootstrap
+from controlplane.application.catalog_file import RoutingEntry
+from controlplane.domain.routing import Weights
 from controlplane.projections.base import Row, key_of
 from controlplane.projections.catalog import Alias, Model, Version
 from controlplane.projections.routes import Route
@@ -54,6 +58,11 @@ def configure(admin: Api) -> str:
     arms = [{"name": "a", "version_id": "m@v1", "weight": 1},
             {"name": "b", "version_id": "m@v0", "weight": 9.5}]  # fmt: skip
     admin.post("routes/", {"name": "chat", "arms": arms, "sticky": False})
+    assert admin.put("tenants/acme/capture/", {"captures_text": True}).status_code == 200
+    weights = {"beta": 2.0, "omega": [0.25, 0.25, 0.25, 0.25]}
+    assert admin.patch("routing/weights/", weights).status_code == 200
+    for kind, days in (("requests", 730), ("text", None)):
+        assert admin.put(f"retention/{kind}/", {"days": days}).status_code == 200
     api_key_of(admin, "acme", "inference")
     head = admin.get("status/").json()["head"]
     admin.get(f"tenants/?min_position={head}")
@@ -120,6 +129,7 @@ def configured() -> list[Row]:
 
 def test_a_file_of_everything_makes_an_empty_system_the_same(admin: Api, elsewhere: Any) -> None:
     text, before = configure(admin), configured()
+    settings_before = settings(admin)
     digest = admin.get("apply/")["X-Configuration-Hash"]
     with elsewhere() as other:
         done = apply(other, text)
@@ -128,10 +138,80 @@ def test_a_file_of_everything_makes_an_empty_system_the_same(admin: Api, elsewhe
         assert configured() == before
         assert other.get("models/m/").json()["default_version"] == "v1"
         assert other.get("tenants/umbrella/").json()["suspended_reason"] == "unpaid: 3 bills"
+        assert settings(other) == settings_before
         again = apply(other, text).json()
         assert again["changed"] == 0
         second = other.get("apply/").content.decode()
         assert without_heading(second) == without_heading(without_keys(text))
+
+
+def settings(api: Api) -> tuple[Any, ...]:
+    """Those of the installation, and whether each tenant's text is captured."""
+    weights = {k: v for k, v in api.get("routing/weights/").json().items() if k != "version"}
+    kept = [(one["kind"], one["days"]) for one in api.get("retention/").json()["results"]]
+    captured = [one["captures_text"] for one in api.get("tenants/").json()["results"]]
+    return weights, kept, captured
+
+
+def test_settings_of_the_installation_are_in_the_file(admin: Api) -> None:
+    """All weights, once one is not as at first; of what is kept, what is kept otherwise."""
+    text = configure(admin)
+    file = yaml.safe_load(text)
+    assert (
+        set(file["routing"])
+        == set(Weights.__struct_fields__)
+        == set(RoutingEntry.__struct_fields__)
+    )
+    assert file["routing"]["beta"] == 2.0 and file["routing"]["alpha"] == 1.0
+    assert file["retention"] == {"requests": 730, "text": None}
+    assert [one.get("captures_text") for one in file["tenants"]] == [True, None, None]
+
+
+def test_a_new_installation_has_no_settings_in_its_file_and_the_hash_of_ever(admin: Api) -> None:
+    """So what an earlier release has exported still has its hash."""
+    answer = admin.get("apply/")
+    assert answer.content.decode().endswith("format: 1\nend: true\n")
+    assert answer["X-Configuration-Hash"] == sha256(b"[[],[],[]]").hexdigest()
+
+
+def test_a_file_says_what_it_changes_of_the_settings_and_no_more(admin: Api) -> None:
+    """Weights and kinds that it leaves out stay; one without any changes nothing, as ever."""
+    configure(admin)
+    assert apply(admin, "format: 1\ntenants: [{name: acme}]\nend: true").json()["changed"] == 0
+    said = (
+        "routing: {alpha: 3}\nretention: {text: 7}\ntenants: [{name: acme, captures_text: false}]"
+    )
+    assert apply(admin, said).json()["changed"] == 3
+    weights, kept, captured = settings(admin)
+    assert (weights["weights"]["alpha"], weights["weights"]["beta"]) == (3.0, 2.0)
+    assert kept == [("requests", 730), ("text", 7)] and not any(captured)
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        ("routing: {alpha: -1}", "invalid_weight"),
+        ("routing: {alpha: [1, 2]}", "invalid_type"),
+        ("routing: {omega: 1}", "invalid_type"),
+        ("routing: {zeta: 1}", "unknown_field"),
+        ("retention: {text: 0}", "invalid_days"),
+        ("retention: {logs: 7}", "invalid_type"),
+        ("tenants: [{name: acme, captures_text: 'yes'}]", "invalid_type"),
+    ],
+)
+def test_wrong_settings_are_refused(admin: Api, bad: str, code: str) -> None:
+    assert problem(apply(admin, bad)) == code
+    assert changes() == []
+
+
+def test_a_file_captures_no_text_for_who_may_not(admin: Api) -> None:
+    """An operator may set the weights, but neither retention nor capture, by hand or by file."""
+    admin.post("tenants/", {"name": "acme"})
+    operator, before = login("ops", "operator"), changes()
+    for refused in ("retention: {text: 7}", "tenants: [{name: acme, captures_text: true}]"):
+        assert problem(apply(operator, refused), 403) == "forbidden"
+    assert changes() == before
+    assert apply(operator, "routing: {beta: 2}").json()["changed"] == 1
 
 
 def without_heading(text: str) -> str:

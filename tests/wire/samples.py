@@ -216,7 +216,12 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
     messages.Resend(gateway="gw1", requests={"req-1": 4}),
     messages.Close(asker="gw2", number=3, gateway="gw1", record_ids=("req-1", "req-2")),
     messages.Closed(
-        node_id="n1", number=3, generations=(PRODUCED,), more=True, sent={"req-1-0": 7}
+        node_id="n1",
+        number=3,
+        generations=(PRODUCED,),
+        more=True,
+        sent={"req-1-0": 7},
+        computed={"req-1-0": 3},
     ),
     messages.Frame("n1", "b1", 12, (DELTA,)),
     messages.TokenizerBundle(

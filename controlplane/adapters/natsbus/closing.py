@@ -15,6 +15,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -27,7 +28,14 @@ from gpuagent.wire.codec import WireError, decode, encode
 RECORDS_AT_ONCE = 1000
 PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 PENDING_BYTES = 32 * 1024 * 1024
-Counted = tuple[messages.Produced, int]  # and how many of its tokens are another replica's
+
+
+class Counted(NamedTuple):
+    """What a node said of one generation."""
+
+    one: messages.Produced
+    num_sent: int  # of its tokens, another replica's
+    num_computed: int  # of the inputs that it embeds
 
 
 class NodeClosing:
@@ -60,9 +68,9 @@ class NodeClosing:
             for (node_id, is_expected), counts in zip(nodes.items(), said, strict=True):
                 has_ended = counts is not None and not _running(counts)
                 is_complete &= has_ended or (counts is None and not is_expected)
-                for one, num_sent in counts or ():
-                    if one.record_id in some_ids:
-                        produced[one.record_id].append(_produced(node_id, one, num_sent))
+                for said_of in counts or ():
+                    if (record_id := said_of.one.record_id) in some_ids:
+                        produced[record_id].append(_produced(node_id, *said_of))
         return Answers(dict(produced), is_complete)
 
     async def _ask(
@@ -107,8 +115,8 @@ class NodeClosing:
             self.num_rejected += 1
             return
         key = (node_id, answer.number)
-        counts = [(one, answer.sent.get(one.request_id, 0)) for one in answer.generations]
-        is_sound = answer.node_id == node_id and all(_is_plausible(*one) for one in counts)
+        counts = [_counted(one, answer) for one in answer.generations]
+        is_sound = answer.node_id == node_id and all(_is_plausible(*each) for each in counts)
         if not is_sound or key not in self._answers:
             self.num_rejected += 1  # forged, or too late
             return
@@ -118,12 +126,17 @@ class NodeClosing:
 
 
 def _running(counts: Iterable[Counted]) -> bool:
-    return any(not one.finish_reason for one, _ in counts)
+    return any(not each.one.finish_reason for each in counts)
 
 
-def _is_plausible(one: messages.Produced, num_sent: int) -> bool:
+def _counted(one: messages.Produced, answer: messages.Closed) -> Counted:
+    request_id = one.request_id
+    return Counted(one, answer.sent.get(request_id, 0), answer.computed.get(request_id, 0))
+
+
+def _is_plausible(one: messages.Produced, num_sent: int, num_computed: int) -> bool:
     """Whether it can be put on record: a node may say what it likes."""
-    counts = (one.attempt, one.num_output_tokens, one.num_cached_tokens, num_sent)
+    counts = (one.attempt, one.num_output_tokens, one.num_cached_tokens, num_sent, num_computed)
     seconds = (one.queue_ms or 0.0, one.age_s, one.ran_s)
     names = one.replica_id + one.error_code
     return (
@@ -135,7 +148,7 @@ def _is_plausible(one: messages.Produced, num_sent: int) -> bool:
     )
 
 
-def _produced(node_id: str, one: messages.Produced, num_sent: int) -> Produced:
+def _produced(node_id: str, one: messages.Produced, num_sent: int, num_computed: int) -> Produced:
     base = one.request_id.partition("_")[0]  # each later attempt has an id of its own
     choice = base.removeprefix(f"{one.record_id}-")[:6]
     return Produced(
@@ -151,4 +164,5 @@ def _produced(node_id: str, one: messages.Produced, num_sent: int) -> Produced:
         age_s=one.age_s,
         ran_s=one.ran_s,
         num_sent_tokens=num_sent,
+        num_computed_tokens=num_computed,
     )

@@ -39,7 +39,7 @@ EXAMPLES = {
     },
     "Configure": {
         "apply": "apply models.yaml --dry-run",
-        "advance_epoch": "advance_epoch 5",
+        "advance_epoch": "advance_epoch 5 --reason 'restored from Monday'",
         "repack": "repack --moves 4 --apply --reason 'room for a large model'",
     },
     "Understand": {

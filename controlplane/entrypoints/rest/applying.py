@@ -12,7 +12,8 @@ from controlplane.application.configuration import Configuration, configuration
 from controlplane.application.handle import Handled
 from controlplane.application.order import Order
 from controlplane.application.ports import EventMeta
-from controlplane.domain import model, route
+from controlplane.domain import model, retention, route, routing
+from controlplane.domain.capture import CaptureCommand
 from controlplane.domain.decider import Decider, Event, fold
 from controlplane.domain.ids import version_id
 from controlplane.domain.policy import WRITE, allowed
@@ -90,9 +91,16 @@ def apply(request: Request, query: dict[str, Any]) -> tuple[dict[str, Any], int]
 def _require_rights(request: Request, orders: list[Order]) -> None:
     """A file changes nothing that its sender could not change by hand."""
     for order in orders:
-        resource = "budget" if isinstance(order.command, SetBudget) else order.decider.category
+        resource = _resource_of(order)
         if not allowed(principal_in(request), WRITE, resource):
             raise Problem(403, "forbidden", f"This file changes a {resource}, which you may not.")
+
+
+def _resource_of(order: Order) -> str:
+    """What the order by itself would be a write of."""
+    if isinstance(order.command, SetBudget):
+        return "budget"
+    return "text" if isinstance(order.command, CaptureCommand) else order.decider.category
 
 
 def apply_locally(text: str, meta: EventMeta, dry_run: bool) -> list[tuple[str, list[Event]]]:
@@ -117,6 +125,8 @@ def exported(source: Source, upto: int | None = None) -> Configuration:
         source.select(ApiKey, live_keys),
         {row.name: then(model.DECIDER, row.name) for row in source.select(Model)},
         {row.name: then(route.DECIDER, row.name) for row in source.select(Route)},
+        then(routing.DECIDER, routing.NAME).weights,
+        {kind: then(retention.DECIDER, kind) for kind in retention.KINDS},
     )
 
 
