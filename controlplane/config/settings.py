@@ -1,6 +1,7 @@
 """Django's settings, all derived from ``environment``."""
 
 import secrets
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -8,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from controlplane.adapters.private_files import kept_private
 from controlplane.application import failpoints
 from controlplane.config.environment import environment
+from controlplane.entrypoints.processes.command_help import only_reads
 
 ENV = environment()
 BASE_DIR = Path(__file__).resolve().parents[2]
@@ -16,9 +18,12 @@ failpoints.arm(ENV.fail_at)
 
 
 def _secret_key() -> str:
-    """The configured key, or one made once and kept readable by this user only."""
+    """The configured key, or one made once and kept readable by this user only. A command that
+    only reads begins no data folder for it: nothing there could have been signed with it."""
     if ENV.secret_key:
         return ENV.secret_key
+    if not DATA_DIR.exists() and only_reads(sys.argv):
+        return secrets.token_urlsafe(50)
     return kept_private(DATA_DIR / "secret_key", lambda: secrets.token_urlsafe(50))
 
 

@@ -46,6 +46,8 @@ def refresh(rows: Rows, version_id: str) -> None:
             failures = rows.find(LoadFailure, version_id=version_id)
             retry_at = _next_try(wanted, failures) if failures else None
             reason = _why_loading(wanted, failures) if status == "loading" else reason
+    elif status == "unplaced" and gap is not None:
+        retry_at = _next_place(rows, gap)
     told = status, reason, ready, desired, stuck, retry_at
     if told != _told(version):  # most reports change nothing here
         rows.put(replace(version, **dict(zip(_TOLD, told, strict=True))))
@@ -72,6 +74,15 @@ def _next_try(wanted: list[Replica], failures: Sequence[LoadFailure]) -> float |
     """When the next of the failed replicas is tried again; None if none is."""
     waiting = {row.node_id for row in wanted if row.observed == "failed"}
     due = [row.retry_at for row in failures if row.node_id in waiting and row.retry_at is not None]
+    return min(due, default=None)
+
+
+def _next_place(rows: Rows, gap: Unplaced) -> float | None:
+    """When the first of the nodes that failures keep it off may be tried; None if none do. The
+    planner's own reckoning, as no node has a replica that it would try again by itself."""
+    kept_off = {one.node_id for one in gap.rejections if one.code == "backoff"}
+    failures = rows.find(LoadFailure, version_id=gap.version_id) if kept_off else ()
+    due = [one.at + node.backoff_s(one.num_failures) for one in failures if one.node_id in kept_off]
     return min(due, default=None)
 
 
@@ -173,7 +184,7 @@ def _replace_unplaced(rows: Rows, event: PlacementDecided) -> set[str]:
 
 PROJECTION = Projection(
     "standing",
-    5,
+    6,
     (Unplaced,),
     {
         model.ModelVersionAdded: _version_added,

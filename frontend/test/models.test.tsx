@@ -10,6 +10,25 @@ test("the table shows the worst state, and ready of desired replicas", async () 
   expect(row?.textContent).toContain("0 / 1");
 });
 
+test("under a status that is not ready is why, all of it on hover", async () => {
+  const reason = "download_failed: pip fetched nothing";
+  const failed = { status: "failed", reason, retry_at: Date.now() / 1000 + 60 };
+  await open("/models", {
+    prepare: ({ state }) => Object.assign(state.models[1].versions[0], failed),
+  });
+  const table = await screen.findByRole("table", { name: "Models" });
+  const why = within(table).getByText(/^download_failed: pip fetched nothing\. Next try in/);
+  expect(why.closest("tr")?.textContent).toContain("minilm");
+  expect(why.title).toBe(why.textContent);
+  within(table).getByText("No device has 80.0 GiB.");
+  const ready = within(table).getByRole("link", { name: "smollm2" }).closest("tr");
+  expect(
+    within(ready as HTMLElement)
+      .getByText("ready")
+      .closest("td")?.textContent,
+  ).toBe("ready");
+});
+
 test("a registered model leads straight to adding its first version", async () => {
   const { backend } = await open("/models");
   press("Register model");

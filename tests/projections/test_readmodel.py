@@ -228,13 +228,16 @@ def test_the_command_that_verifies_names_the_position(database: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("command", ["apply", "verify"])
+@pytest.mark.parametrize("command", ["apply", "verify", "whatif"])
 def test_a_command_says_that_the_database_is_empty(tmp_path: Path, command: str) -> None:
-    """Mostly ENGINE_DATA_DIR names another folder; a traceback would look like damage."""
+    """Mostly ENGINE_DATA_DIR names another folder; a traceback would look like damage. And it does
+    not begin a data folder there."""
+    folder, given = tmp_path / "absent", ("ENGINE_DATABASE_URL", "ENGINE_SECRET_KEY")
     ran = subprocess.run(
         [sys.executable, "manage.py", command],
-        env={**os.environ, "ENGINE_DATA_DIR": str(tmp_path), "ENGINE_DATABASE_URL": ""},
+        env={**os.environ, "ENGINE_DATA_DIR": str(folder), **dict.fromkeys(given, "")},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ran.returncode == 1
     assert "is empty. Is ENGINE_DATA_DIR" in ran.stderr and "Traceback" not in ran.stderr
+    assert not folder.exists()

@@ -218,7 +218,8 @@ def test_how_a_version_stands() -> None:
 
 
 def test_a_version_kept_off_by_failures_shows_what_its_node_said() -> None:
-    """Not only the code: the planner knows no more, the row of the failure does."""
+    """Not only the code: the planner knows no more, the row of the failure does. And when it may be
+    placed again, which is the planner's to say."""
     waits = placement.Rejection(s.NODE, 0, "backoff", "failed 1 times there")
     gap = placement.Unplaced(s.V1, 1, "backoff", "1 replica waits.", (waits,))
     planned = placement.PlacementDecided(
@@ -226,8 +227,12 @@ def test_a_version_kept_off_by_failures_shows_what_its_node_said() -> None:
     )
     shown = standing_after(PLACED, FAILED, planned)
     assert shown[3] == f"1 replica waits. Node {s.NODE} says: 1 GiB free"
+    row = fleet_after(PLACED, replace(FAILED, retry_s=25.0), planned).get(Version, s.V1)
+    assert row is not None and row.retry_at == FAILED.at + 10.0, "as the planner has it"
     full = replace(gap, rejections=())
     assert standing_after(PLACED, FAILED, replace(planned, unplaced=(full,)))[3] == full.reason
+    elsewhere = fleet_after(PLACED, FAILED, replace(planned, unplaced=(full,))).get(Version, s.V1)
+    assert elsewhere is not None and elsewhere.retry_at is None
 
 
 def test_a_retired_version_is_retired_whatever_runs() -> None:

@@ -13,6 +13,7 @@ names alone, grouped by the application that they come from::
 
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterator
+from pathlib import Path
 from textwrap import fill, indent
 
 from django.core.management import (
@@ -70,6 +71,23 @@ def example_of(name: str) -> str:
     """The line that a command's ``--help`` ends with; empty for one that is not above."""
     lines = (f"manage.py {lines[name]}" for lines in EXAMPLES.values() if name in lines)
     return next(lines, "")
+
+
+# What works on the data that there is, and what needs none: neither makes a data folder.
+ON_DATA = {
+    name for group in ("Configure", "Understand", "Prove and keep") for name in EXAMPLES[group]
+}
+WITHOUT_DATA = {"", "help", "version", "check", "spectacular", "collectstatic"}
+ASKS_FOR_HELP = {"-h", "--help", "--version"}
+
+
+def only_reads(arguments: list[str]) -> bool:
+    """Whether the command line asks for nothing that a new data folder is for."""
+    name, *options = [*arguments[1:], ""]
+    asks_for_help = bool(ASKS_FOR_HELP & {name, *options})
+    return Path(arguments[0]).name == "manage.py" and (
+        name in ON_DATA | WITHOUT_DATA or asks_for_help
+    )
 
 
 class Utility(ManagementUtility):

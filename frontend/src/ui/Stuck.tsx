@@ -27,11 +27,25 @@ interface Standing {
   retry_at: number | null;
 }
 
-/** Why a version is not ready, and when what failed is tried again. */
-export function Reason({ of }: { of: Standing }) {
+/** Why a version is not ready, and when what failed is tried again; empty where all is well. */
+function useReason({ reason, retry_at }: Standing): string {
   const now = useNow();
-  if (!of.reason && of.retry_at === null) return "–";
-  if (of.retry_at === null) return of.reason;
-  const sentence = of.reason.trimEnd().replace(/[^.]$/, "$&.");
-  return `${sentence} Next try ${inSeconds(of.retry_at, now)}.`;
+  if (retry_at === null) return reason;
+  const sentence = reason.trimEnd().replace(/[^.]$/, "$&.");
+  return `${sentence} Next try ${inSeconds(retry_at, now)}.`.trimStart();
+}
+
+export function Reason({ of }: { of: Standing }) {
+  return useReason(of) || "–";
+}
+
+/** The same in one line under a status, all of it on hover. */
+export function ReasonLine({ of }: { of: Standing }) {
+  const text = useReason(of);
+  if (!text) return null;
+  return (
+    <div className={classes.reason} title={text}>
+      {text}
+    </div>
+  );
 }

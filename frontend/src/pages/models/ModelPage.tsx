@@ -12,7 +12,7 @@ import { AddVersionModal } from "./AddVersionModal";
 import { AliasSection } from "./AliasSection";
 import type { DetailProps } from "./detail";
 import { InstancesSection } from "./InstancesSection";
-import { worstStatus } from "./replicas";
+import { modelStatus } from "./replicas";
 import { VersionDrawer } from "./VersionDrawer";
 import { VersionTable } from "./VersionTable";
 
@@ -27,7 +27,7 @@ export function ModelPage() {
     <Page
       title={name}
       heading={<span className="mono">{name}</span>}
-      sub={value && <Status value={worstStatus(value)} />}
+      sub={value && <Status value={modelStatus(value)} />}
       actions={<Actions name={name} writable={writable} />}
     >
       <Async query={model}>

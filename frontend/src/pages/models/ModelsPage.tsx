@@ -12,10 +12,11 @@ import { Id } from "@/ui/Id";
 import { Page } from "@/ui/Page";
 import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
+import { ReasonLine } from "@/ui/Stuck";
 import { Time } from "@/ui/Time";
 import { DemandSections } from "./DemandSections";
 import { RegisterModelModal } from "./RegisterModelModal";
-import { liveVersions, replicaCounts, worstStatus } from "./replicas";
+import { liveVersions, modelStatus, replicaCounts, worstVersion } from "./replicas";
 
 const route = getRouteApi("/app/models");
 
@@ -85,6 +86,17 @@ function replicasText(model: Model): string {
   return `${ready} / ${desired}`;
 }
 
+/** Its worst version's state, and under it why. */
+function Standing({ model }: { model: Model }) {
+  const worst = worstVersion(model);
+  return (
+    <>
+      <Status value={modelStatus(model)} />
+      {worst && <ReasonLine of={worst} />}
+    </>
+  );
+}
+
 const COLUMNS: Column<Model>[] = [
   {
     title: "Model",
@@ -94,7 +106,7 @@ const COLUMNS: Column<Model>[] = [
       </RouterAnchor>
     ),
   },
-  { title: "Status", cell: (model) => <Status value={worstStatus(model)} /> },
+  { title: "Status", cell: (model) => <Standing model={model} /> },
   { title: "Replicas", right: true, cell: replicasText },
   {
     title: "Default",

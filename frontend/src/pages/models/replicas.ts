@@ -11,11 +11,16 @@ export function statusOf({ status, stuck_replicas }: Version): string {
   return status === "loading" && stuck_replicas > 0 ? "stuck" : status;
 }
 
-/** The state most in need of attention among the model's live versions. */
-export function worstStatus(model: Model): string {
-  const states = liveVersions(model).map(statusOf);
-  if (states.length === 0) return model.versions.length > 0 ? "retired" : "no version";
-  return RANK.find((rank) => states.includes(rank)) ?? states[0] ?? "unknown";
+/** The live version most in need of attention, whose state is the model's; none without one. */
+export function worstVersion(model: Model): Version | undefined {
+  const rank = (version: Version) => RANK.indexOf(statusOf(version));
+  return liveVersions(model).toSorted((one, other) => rank(one) - rank(other))[0];
+}
+
+export function modelStatus(model: Model): string {
+  const worst = worstVersion(model);
+  if (worst) return statusOf(worst);
+  return model.versions.length > 0 ? "retired" : "no version";
 }
 
 export function replicaCounts(versions: Version[]): { ready: number; desired: number } {
