@@ -275,7 +275,7 @@ class _Step:
     returns: dict[str, _Return] = field(default_factory=dict)
     _decoding: list[Sequence] = field(default_factory=list)  # as the step begins
     _others: list[Sequence] = field(default_factory=list)  # that run and do not decode
-    _holdings: list[tuple[int, int]] = field(default_factory=list)  # of who runs; see `_holding`
+    _holdings: dict[str, tuple[int, int]] = field(default_factory=dict)  # see `_holding`
 
     def __post_init__(self) -> None:
         scheduler = self.scheduler
@@ -429,8 +429,6 @@ class _Step:
             scheduler.num_cached_tokens += admitted.num_cached
             num_tokens = sequence.num_prompt - admitted.num_cached
             sequence.account.charge_prompt(num_tokens, sequence.request.weight)
-        if self._holdings:
-            self._holdings.append(self._holding(sequence))
 
     def _bring_back(self, sequence: Sequence, copy: HostCopy) -> None:
         """Swap in what the prefix cache no longer holds."""
@@ -474,11 +472,12 @@ class _Step:
 
     def _expected_peak(self, newcomer: Sequence) -> int:
         """Blocks, from each request's own ones and the blocks it is expected to add."""
-        if not self._holdings:
-            self._holdings += map(self._holding, self.scheduler.running.values())
-        pool = self.scheduler.kv.pool
-        num_shared = pool.num_blocks - pool.num_free - sum(own for own, _ in self._holdings)
-        return max(num_shared, 0) + peak_tokens([*self._holdings, self._holding(newcomer)])
+        running, pool = self.scheduler.running, self.scheduler.kv.pool
+        for name in running.keys() - self._holdings.keys():  # a step changes nobody's
+            self._holdings[name] = self._holding(running[name])
+        holdings = [self._holdings[name] for name in running]
+        num_shared = pool.num_blocks - pool.num_free - sum(own for own, _ in holdings)
+        return max(num_shared, 0) + peak_tokens([*holdings, self._holding(newcomer)])
 
     def _holding(self, sequence: Sequence) -> tuple[int, int]:
         """Blocks of its own, and those that it is expected to add."""
@@ -533,7 +532,6 @@ class _Step:
         self._keep(victim, is_whole=not (work and work.copies))
         scheduler.kv.free(name)
         del scheduler.running[name]
-        self._holdings.clear()
         victim.num_computed = 0
         victim.pass_over(0)
         scheduler.waiting.add(victim)
