@@ -329,8 +329,11 @@ class _Step:
 
     def decode(self) -> None:
         """One token each, and proposals from what the others' tokens leave."""
-        room = self.budget - len(self._decoding)
-        for sequence in sorted(self._decoding, key=_rank):
+        decoding = sorted(self._decoding, key=_rank)
+        if self.preempted:  # for the sake of prompts, by another policy than `continuous`
+            decoding = [each for each in decoding if self._is_still_running(each)]
+        room = self.budget - len(decoding)
+        for sequence in decoding:
             if self._is_still_running(sequence):
                 work = self._decode_one(sequence, room)
                 room -= work.num_drafts if work else 0
