@@ -61,8 +61,9 @@ class Generation:
         self.ends.append(len(self.text))
         if delta.logprobs:
             self.logprobs.extend(delta.logprobs)
-        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
-        if (delta.token_ids or delta.embeddings) and self.queue_ms is None:
+        if delta.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = delta.num_cached_tokens
+        if self.queue_ms is None and (delta.token_ids or delta.embeddings):
             self.queue_ms = delta.queue_ms
         if delta.embeddings:
             self.num_computed_tokens = self.num_prompt_tokens

@@ -36,8 +36,9 @@ id of its own, under one record.
 
 import re
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -63,6 +64,7 @@ LATENCY_CLASSES = frozenset({"realtime", "standard", "batch"})
 
 M = TypeVar("M", Generate, Cancel, Resend, Close)
 Publish = Callable[[str, bytes], Awaitable[None]]
+_embeddings = attrgetter("embeddings")
 
 
 class Engines(Protocol):
@@ -320,7 +322,7 @@ class Inference:
     async def outputs(self, deltas: Iterable[Delta]) -> None:
         """Relay what one step produced: one frame per gateway."""
         now = self._clock()
-        by_gateway: dict[str, list[Delta]] = {}
+        by_gateway: defaultdict[str, list[Delta]] = defaultdict(list)
         for delta in deltas:
             generation = self._known.get(delta.request_id)
             if generation is None or generation.terminal is not None:
@@ -330,15 +332,15 @@ class Inference:
                 delta = self._corrupt(generation)
             num_cached = generation.num_cached_tokens
             generation.record(delta)
-            if generation.served:  # some engines know only at the end
-                generation.served.cached_tokens += generation.num_cached_tokens - num_cached
-            if generation.served and (delta.token_ids or delta.num_computed_tokens):
-                _observe(generation, generation.served, delta, now)
-            by_gateway.setdefault(generation.gateway, []).append(delta)
+            if served := generation.served:  # some engines know only at the end
+                served.cached_tokens += generation.num_cached_tokens - num_cached
+                if delta.token_ids or delta.num_computed_tokens:
+                    _observe(generation, served, delta, now)
+            by_gateway[generation.gateway].append(delta)
             if delta.finish_reason:
                 self._close(generation, now)
         for gateway, group in by_gateway.items():
-            send = self._send_packed if any(d.embeddings for d in group) else self._send
+            send = self._send_packed if any(map(_embeddings, group)) else self._send
             await send(gateway, group)
 
     def _corrupt(self, generation: Generation) -> Delta:
@@ -451,13 +453,14 @@ class Inference:
 
 
 def _observe(generation: Generation, served: Served, delta: Delta, now: float) -> None:
+    num_tokens = len(delta.token_ids)
     if generation.last_at:
-        served.inter_token.observe(now - generation.last_at, len(delta.token_ids))
+        served.inter_token.observe(now - generation.last_at, num_tokens)
     else:
-        if delta.token_ids:
+        if num_tokens:
             served.first_token.observe(now - generation.started_at)
         served.prompt_tokens += delta.num_computed_tokens or delta.num_prompt_tokens
-    served.generated_tokens += len(delta.token_ids)
+    served.generated_tokens += num_tokens
     generation.last_at = now
 
 

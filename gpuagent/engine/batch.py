@@ -15,6 +15,8 @@ proposals has token_ids=(311, 8, 15), num_drafts=2, and asks for the scores afte
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gpuagent.engine.fairness import Account
 from gpuagent.engine.kv_cache import Copy
 from gpuagent.engine.preemption import HostCopy, Swap
@@ -31,7 +33,8 @@ class Sequence:
     from another request's blocks when this one first started. `num_idle_steps` counts the
     steps since it last computed anything while running. `host_copy` is what a preemption has
     kept; `is_protected` holds until the next token for one that had to wait very long. `account`
-    is its tenant's, charged for what it is served.
+    is its tenant's, charged for what it is served. `rank` sorts the most urgent first, the earlier
+    one among equals.
     """
 
     request: GenerationRequest
@@ -45,16 +48,16 @@ class Sequence:
     host_copy: HostCopy | None = None
     block_keys: list[bytes] = field(default_factory=list)
     account: Account = field(default_factory=Account)
+    request_id: str = field(init=False)
+    num_prompt: int = field(init=False)
+    max_total: int = field(init=False)  # tokens, when it has all that it may get
+    rank: tuple[float, int] = field(init=False)
 
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
+        self.num_prompt = len(self.request.prompt_token_ids)
+        self.max_total = self.num_prompt + self.request.sampling.max_tokens
+        self.pass_over(0)
 
     @property
     def num_output(self) -> int:
@@ -75,19 +78,20 @@ class Sequence:
         """
         return WEIGHTS[self.request.latency_class] * (1 + self.num_idle_steps)
 
-    @property
-    def rank(self) -> tuple[float, int]:
-        """Sorts the most urgent first, the earlier one among equals."""
-        return (-self.score, self.arrival)
+    def pass_over(self, num_steps: int) -> None:
+        """It runs and has computed nothing in the last `num_steps` steps."""
+        self.num_idle_steps = num_steps
+        self.rank = (-self.score, self.arrival)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, gc=False):
     """Compute `token_ids` at positions start, start + 1, ... of one request.
 
     `block_ids` are its blocks in token order, enough for all of them. `samples` says that
     the last of these tokens is the request's last, so the next one is to be chosen. The last
     `num_drafts` of them are proposals, to be accepted or not; then `samples` is set.
+
+    One is made per request and step, and a struct costs a quarter of a frozen dataclass.
     """
 
     request_id: str

@@ -42,7 +42,8 @@ class BlockPool:
         self._lease = lease
         self._per_chunk = per_chunk
         self._has_memory = [lease is None] * -(-num_blocks // per_chunk)
-        self._num_held = [0] * len(self._has_memory)  # blocks with a holder, by chunk
+        self.num_held = 0  # blocks with a holder
+        self._num_held_in = [0] * len(self._has_memory)  # the same, by chunk
         self.on_trim: Callable[[Sequence[int]], None] = lambda blocks: None
         if lease:
             lease.num_idle, lease.trim = self._count_idle, self.trim
@@ -71,6 +72,10 @@ class BlockPool:
     def key(self, block: int) -> bytes | None:
         """The key a block can be found by."""
         return self._keys[block]
+
+    def is_writable(self, block: int) -> bool:
+        """True if nobody but its one holder reads a held block, now or by a later hit."""
+        return self._num_refs[block] == 1 and self._keys[block] is None
 
     def allocate(self, count: int) -> list[int] | None:
         """Take `count` blocks, the longest free first; None if there are not so many."""
@@ -101,7 +106,8 @@ class BlockPool:
             self._num_refs[block] -= 1
             if self._num_refs[block] == 0:
                 self._free[block] = None
-                self._num_held[block // self._per_chunk] -= 1
+                self.num_held -= 1
+                self._num_held_in[block // self._per_chunk] -= 1
 
     def register(self, block: int, key: bytes) -> None:
         """Make a full block findable; the first block with a key keeps it."""
@@ -127,11 +133,6 @@ class BlockPool:
             self.on_trim(self._blocks_of(chunk))
         self._lease.give(len(chunks))
         return len(chunks)
-
-    @property
-    def num_held(self) -> int:
-        """Blocks that somebody holds."""
-        return sum(self._num_held)
 
     def held(self) -> list[int]:
         """The blocks that somebody holds."""
@@ -164,7 +165,9 @@ class BlockPool:
 
     def _hold(self, block: int) -> None:
         self._num_refs[block] += 1
-        self._num_held[block // self._per_chunk] += self._num_refs[block] == 1
+        if self._num_refs[block] == 1:
+            self.num_held += 1
+            self._num_held_in[block // self._per_chunk] += 1
 
     def _grow(self) -> bool:
         """Memory for the first chunk that has none; False if there is none to be had."""
@@ -181,7 +184,7 @@ class BlockPool:
         return len(self._idle_chunks())
 
     def _idle_chunks(self) -> list[int]:
-        pairs = enumerate(zip(self._has_memory, self._num_held, strict=True))
+        pairs = enumerate(zip(self._has_memory, self._num_held_in, strict=True))
         return [chunk for chunk, (has_memory, num_held) in pairs if has_memory and not num_held]
 
     def _blocks_of(self, chunk: int) -> range:

@@ -27,6 +27,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import msgspec
 import torch
 from tokenizers import Tokenizer
 
@@ -638,7 +639,8 @@ class TorchEngine:
         output = _output(self._sequence(request_id), finish_reason="error", error_code=code)
         if error is not None:
             trace = "".join(traceback.format_exception(error))[-MAX_TRACE_CHARS:]
-            output = replace(output, error_type=type(error).__name__, error_trace=trace)
+            kind = type(error).__name__
+            output = msgspec.structs.replace(output, error_type=kind, error_trace=trace)
         delivery.outputs.append(output)
         self._forget(request_id)
 

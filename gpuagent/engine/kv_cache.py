@@ -55,7 +55,10 @@ def extend_keys(keys: list[bytes], salt: bytes, tokens: Sequence[int], block_siz
 
 
 class KVCache:
-    """Block tables of the requests that hold memory, over one pool, perhaps a leased one."""
+    """Block tables of the requests that hold memory, over one pool, perhaps a leased one.
+
+    A table is a tuple: every step reads it, one in `block_size` changes it.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class KVCache:
         self.pool = BlockPool(num_blocks, lease, per_chunk)
         self.block_size = block_size
         self._prefix_caching = prefix_caching
-        self._tables: dict[str, list[int]] = {}
+        self._tables: dict[str, tuple[int, ...]] = {}
         self._filter, self._filter_of = b"", 0
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -79,7 +82,7 @@ class KVCache:
 
     def table(self, request_id: str) -> tuple[int, ...]:
         """The request's blocks in token order; empty if it holds none."""
-        return tuple(self._tables.get(request_id, ()))
+        return self._tables.get(request_id, ())
 
     def admit(
         self, request_id: str, keys: Sequence[bytes], num_tokens: int, num_spare: int = 0
@@ -100,7 +103,7 @@ class KVCache:
         if new is None:
             self.pool.release(reversed(shared))
             return None
-        self._tables[request_id] = shared + new
+        self._tables[request_id] = (*shared, *new)
         # In a full pool the rewritten block itself may be handed out: then there is no copy.
         pairs = zip(rewritten, new, strict=False)
         return Admission(num_cached, tuple(Copy(s, t) for s, t in pairs if s != t))
@@ -111,18 +114,19 @@ class KVCache:
         Takes new blocks at the end, and a copy of the block it would write into if others
         hold that too. On None nothing has changed.
         """
-        table = self._tables[request_id]
+        table, pool = self._tables[request_id], self.pool
         first = num_computed // self.block_size
-        shared = [i for i in range(first, len(table)) if self._is_shared(table[i])]
         num_new = self.num_blocks_for(num_tokens) - len(table)
-        blocks = self.pool.allocate(len(shared) + max(num_new, 0))
+        if num_new <= 0 and first == len(table) - 1 and pool.is_writable(table[first]):
+            return []  # so it is in all but one of `block_size` steps
+        shared = [i for i in range(first, len(table)) if not pool.is_writable(table[i])]
+        blocks = pool.allocate(len(shared) + max(num_new, 0))
         if blocks is None:
             return None
         copies = [Copy(table[i], blocks.pop()) for i in shared]
-        for i, copy in zip(shared, copies, strict=True):
-            table[i] = copy.target
-        self.pool.release(copy.source for copy in copies)
-        table.extend(blocks)
+        target_of = {copy.source: copy.target for copy in copies}
+        pool.release(target_of)
+        self._tables[request_id] = (*(target_of.get(b, b) for b in table), *blocks)
         return copies
 
     def shrink(self, request_id: str, num_tokens: int) -> None:
@@ -130,14 +134,14 @@ class KVCache:
         table = self._tables[request_id]
         num_blocks = self.num_blocks_for(num_tokens)
         self.pool.release(reversed(table[num_blocks:]))
-        del table[num_blocks:]
+        self._tables[request_id] = table[:num_blocks]
 
     def fork(self, parent_id: str, child_id: str) -> None:
         """Let `child_id` share all blocks of `parent_id`; whoever writes first copies."""
         assert child_id not in self._tables, f"{child_id} holds blocks already"
         table = self._tables[parent_id]
         self.pool.share(table)
-        self._tables[child_id] = list(table)
+        self._tables[child_id] = table
 
     def register(self, request_id: str, keys: Sequence[bytes], start: int, end: int) -> None:
         """Make the blocks findable that computing tokens [start, end) has filled."""
@@ -155,7 +159,7 @@ class KVCache:
 
     def free(self, request_id: str) -> None:
         """Take back the request's blocks, its last block to be reused first."""
-        self.pool.release(reversed(self._tables.pop(request_id, [])))
+        self.pool.release(reversed(self._tables.pop(request_id, ())))
 
     def _allocate_sparing(self, count: int, num_spare: int) -> list[int] | None:
         if self.pool.num_free - count < num_spare:
@@ -170,7 +174,3 @@ class KVCache:
                 break
             blocks.append(block)
         return blocks
-
-    def _is_shared(self, block: int) -> bool:
-        """True if writing would change what another request reads, now or by a later hit."""
-        return self.pool.num_refs(block) > 1 or self.pool.key(block) is not None

@@ -18,9 +18,11 @@ Rules every engine keeps:
 No torch here: the agent's and the simulator's processes import this module.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 
 class LatencyClass(StrEnum):
@@ -85,8 +87,7 @@ class TokenLogprob:
     top: tuple[tuple[int, str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, gc=False):
     """What one step produced for one request.
 
     `text` is the detokenised delta; it is held back while it could be the start of a stop
@@ -136,8 +137,7 @@ def check_generates(request: GenerationRequest) -> None:
         raise RequestRejected("task_unsupported", "this model generates and does not embed")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot of the engine; the `num_*_tokens`, steps and seconds are totals since load.
 
     A preemption swaps out or recomputes; `swapped_bytes` went to the host or came back.
@@ -172,7 +172,7 @@ class EngineStats:
     last_step_age: float = 0.0
     swapped_bytes: int = 0
     kv_held_bytes: int = 0
-    waiting_by_class: dict[str, int] = field(default_factory=dict)
+    waiting_by_class: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,10 @@ is let in after a bounded wait and then yields a token.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gpuagent.engine.admission import LengthDistribution, peak_tokens
 from gpuagent.engine.batch import WEIGHTS, SchedulerOutput, Sequence, Work
@@ -45,6 +46,10 @@ from gpuagent.engine.shared_pool import Lease
 from gpuagent.engine.waiting import WaitingQueue
 
 __all__ = ["Policy", "Scheduler", "SchedulerConfig"]
+
+_rank = attrgetter("rank")
+_max_total = attrgetter("max_total")
+_latency_class = attrgetter("request.latency_class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +167,11 @@ class Scheduler:
         """Plan the next step within all budgets, with proposals for decoding requests."""
         step = _Step(self, drafts or {})
         PLANS[self.config.policy](step)
-        for sequence in self.running.values():
-            is_idle = sequence.request_id not in step.work
-            sequence.num_idle_steps = sequence.num_idle_steps + 1 if is_idle else 0
+        for name, sequence in self.running.items():
+            if name not in step.work:
+                sequence.pass_over(sequence.num_idle_steps + 1)
+            elif sequence.num_idle_steps:
+                sequence.pass_over(0)
         self.waiting.age({self.running[name].request.latency_class for name in step.work})
         self.num_steps += 1
         return step.output(self.num_steps)
@@ -212,13 +219,15 @@ class Scheduler:
             sequence.is_protected = False
             sequence.account.charge_output(len(tokens), sequence.request.weight)
         num_rejected = max(work.num_drafts + 1 - len(tokens), 0) if work.num_drafts else 0
-        sequence.num_computed = work.end - num_rejected
-        salt, size = sequence.request.cache_salt, self.config.block_size
-        extend_keys(sequence.block_keys, salt, sequence.token_ids, size)
-        name = work.request_id
-        self.kv.register(name, sequence.block_keys, work.start, sequence.num_computed)
+        start, size = work.start, self.config.block_size
+        end = sequence.num_computed = start + len(work.token_ids) - num_rejected
+        if len(sequence.token_ids) // size > len(sequence.block_keys):
+            salt = sequence.request.cache_salt
+            extend_keys(sequence.block_keys, salt, sequence.token_ids, size)
+        if end // size > start // size:
+            self.kv.register(work.request_id, sequence.block_keys, start, end)
         if num_rejected:
-            self.kv.shrink(name, sequence.num_computed)
+            self.kv.shrink(work.request_id, end)
 
     def _check(self, request: GenerationRequest) -> None:
         limit = self.config.max_model_len
@@ -264,18 +273,22 @@ class _Step:
     preempted: list[str] = field(default_factory=list)
     swap_outs: list[Swap] = field(default_factory=list)
     returns: dict[str, _Return] = field(default_factory=dict)
+    _decoding: list[Sequence] = field(default_factory=list)  # as the step begins
+    _others: list[Sequence] = field(default_factory=list)  # that run and do not decode
+    _holdings: dict[str, tuple[int, int]] = field(default_factory=dict)  # see `_holding`
 
     def __post_init__(self) -> None:
         scheduler = self.scheduler
         running = scheduler.running.values()
+        for sequence in running:
+            is_decoding = len(sequence.token_ids) - sequence.num_computed == 1
+            (self._decoding if is_decoding else self._others).append(sequence)
         if not running:
             scheduler.num_joined = 0
         has_room = scheduler.num_joined < scheduler.config.max_num_seqs
         self.is_forming = has_room and all(s.num_output <= 1 for s in running)
         self.budget = scheduler.config.max_batch_tokens
-        self.num_decoding = Counter(
-            s.request.latency_class for s in scheduler.running.values() if s.num_to_compute == 1
-        )
+        self.num_decoding = Counter(map(_latency_class, self._decoding))
         self.num_waiting = self._weigh_waiting()
 
     @property
@@ -294,14 +307,13 @@ class _Step:
     def _weigh_waiting(self) -> float:
         """The weights of those whose first token is still to come and who have or find a slot."""
         scheduler = self.scheduler
-        running = Counter(s.request.latency_class for s in scheduler.running.values())
+        num_prompts = Counter(map(_latency_class, self._others))
         num_free = scheduler.config.max_num_seqs - len(scheduler.running)
         total = 0.0
         for each in LatencyClass:
             num_starting = min(scheduler.waiting.count(each), num_free)
             num_free -= num_starting
-            num_prompts = running[each] - self.num_decoding[each]
-            total += WEIGHTS[each] * (num_prompts + num_starting)
+            total += WEIGHTS[each] * (num_prompts[each] + num_starting)
         return total
 
     def output(self, number: int) -> SchedulerOutput:
@@ -317,7 +329,9 @@ class _Step:
 
     def decode(self) -> None:
         """One token each, and proposals from what the others' tokens leave."""
-        decoding = self._running(lambda s: s.num_to_compute == 1)
+        decoding = sorted(self._decoding, key=_rank)
+        if self.preempted:  # for the sake of prompts, by another policy than `continuous`
+            decoding = [each for each in decoding if self._is_still_running(each)]
         room = self.budget - len(decoding)
         for sequence in decoding:
             if self._is_still_running(sequence):
@@ -326,7 +340,7 @@ class _Step:
 
     def prefill(self) -> None:
         """More of the prompts, the most urgent first."""
-        for sequence in self._running(lambda s: s.num_to_compute > 1):
+        for sequence in sorted(self._others, key=_rank):
             num_tokens = min(sequence.num_to_compute, self.prompt_room(sequence))
             if self._is_still_running(sequence) and num_tokens > 0:
                 copies = self._grow(sequence, num_tokens)
@@ -352,15 +366,13 @@ class _Step:
     def _has_slot(self) -> bool:
         return len(self.scheduler.running) < self.scheduler.config.max_num_seqs
 
-    def _running(self, wanted: Callable[[Sequence], bool]) -> list[Sequence]:
-        return sorted(filter(wanted, self.scheduler.running.values()), key=lambda s: s.rank)
-
     def _is_still_running(self, sequence: Sequence) -> bool:
         """False if it was preempted a moment ago."""
         return self.budget > 0 and sequence.request_id in self.scheduler.running
 
     def _decode_one(self, sequence: Sequence, room: int) -> Work | None:
-        drafts = self._clip(sequence, self.drafts.get(sequence.request_id, ()), room)
+        drafts = self.drafts.get(sequence.request_id, ())
+        drafts = self._clip(sequence, drafts, room) if drafts else ()
         copies = self._grow_for_drafts(sequence, len(drafts)) if drafts else None
         if copies is None:
             drafts, copies = (), self._grow(sequence, 1)
@@ -449,27 +461,34 @@ class _Step:
         is_urgent = sequence.request.latency_class is LatencyClass.REALTIME
         if is_urgent or not scheduler.running or not scheduler.lengths.is_known:
             return True
+        if self._most_blocks(sequence) <= scheduler.config.num_blocks:
+            return True  # whatever is expected
         return self._expected_peak(sequence) <= scheduler.config.num_blocks
+
+    def _most_blocks(self, newcomer: Sequence) -> int:
+        """No less than the peak: as if all got all tokens that they may get, at the same time."""
+        kv, running = self.scheduler.kv, self.scheduler.running.values()
+        num_tokens = sum(map(_max_total, running)) + newcomer.max_total
+        num_ends = 2 * (len(running) + 1)  # blocks begun, by what each has and by what it adds
+        num_used = kv.pool.num_blocks - kv.pool.num_free
+        return num_used + kv.num_blocks_for(num_tokens) + num_ends
 
     def _expected_peak(self, newcomer: Sequence) -> int:
         """Blocks, from each request's own ones and the blocks it is expected to add."""
-        kv, lengths = self.scheduler.kv, self.scheduler.lengths
-        num_own = {
-            s.request_id: kv.num_blocks_for(len(s.token_ids) - s.num_cached)
-            for s in (*self.scheduler.running.values(), newcomer)
-        }
-        num_used = kv.pool.num_blocks - kv.pool.num_free
-        num_shared = num_used - sum(num_own.values()) + num_own[newcomer.request_id]
-        growth = [
-            (num_own[s.request_id], kv.num_blocks_for(self._remaining(lengths, s)))
-            for s in (*self.scheduler.running.values(), newcomer)
-        ]
-        return max(num_shared, 0) + peak_tokens(growth)
+        running, pool = self.scheduler.running, self.scheduler.kv.pool
+        for name in running.keys() - self._holdings.keys():  # a step changes nobody's
+            self._holdings[name] = self._holding(running[name])
+        holdings = [self._holdings[name] for name in running]
+        num_shared = pool.num_blocks - pool.num_free - sum(own for own, _ in holdings)
+        return max(num_shared, 0) + peak_tokens([*holdings, self._holding(newcomer)])
 
-    @staticmethod
-    def _remaining(lengths: LengthDistribution, sequence: Sequence) -> int:
-        sampling = sequence.request.sampling
-        return lengths.expected_remaining(sequence.num_output, sampling.max_tokens)
+    def _holding(self, sequence: Sequence) -> tuple[int, int]:
+        """Blocks of its own, and those that it is expected to add."""
+        num_blocks_for, lengths = self.scheduler.kv.num_blocks_for, self.scheduler.lengths
+        max_tokens = sequence.request.sampling.max_tokens
+        remaining = lengths.expected_remaining(sequence.num_output, max_tokens)
+        num_own = len(sequence.token_ids) - sequence.num_cached
+        return num_blocks_for(num_own), num_blocks_for(remaining)
 
     def _batch_victim(self, sequence: Sequence) -> Sequence | None:
         """The batch request that a realtime request may push out: the latest."""
@@ -494,11 +513,12 @@ class _Step:
         drafts: tuple[int, ...] = (),
     ) -> Work:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
+        token_ids = tuple(sequence.token_ids[start:end])
         self.budget -= num_tokens + len(drafts)
         work = self.work[sequence.request_id] = Work(
             request_id=sequence.request_id,
             start=start,
-            token_ids=(*sequence.token_ids[start:end], *drafts),
+            token_ids=token_ids + drafts if drafts else token_ids,
             block_ids=self.scheduler.kv.table(sequence.request_id),
             samples=end == len(sequence.token_ids),
             copies=tuple(copies),
@@ -515,7 +535,8 @@ class _Step:
         self._keep(victim, is_whole=not (work and work.copies))
         scheduler.kv.free(name)
         del scheduler.running[name]
-        victim.num_computed = victim.num_idle_steps = 0
+        victim.num_computed = 0
+        victim.pass_over(0)
         scheduler.waiting.add(victim)
 
     def _keep(self, victim: Sequence, is_whole: bool) -> None:

@@ -380,7 +380,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TopLogprob, ...] = ()
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True):
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one step added to one request.
 
     ``index`` counts generated tokens from 0 and is the index of the first id in ``token_ids``.

@@ -103,6 +103,7 @@ class Driver:
                 held[block] += 1
         assert held == [pool.num_refs(b) for b in range(pool.num_blocks)]
         assert pool.num_free == held.count(0)
+        assert pool.num_held == pool.num_blocks - held.count(0)
         copies = [s.host_copy for s in self.scheduler.waiting if s.host_copy]
         blocks = [block for copy in copies for block in copy.blocks]
         assert len(blocks) == len(set(blocks)), "a host block is used twice"

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuagent.engine import scheduler as scheduling
+from gpuagent.engine.admission import peak_tokens
 from gpuagent.engine.request import LatencyClass, RequestRejected
 from gpuagent.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from tests.engine.drive import Driver, next_token, nothing, request
@@ -391,3 +393,38 @@ def test_everybody_finishes_with_the_right_tokens_and_no_block_leaks(config, eve
         assert d.outputs[request_id] == tokens
     assert d.scheduler.kv.pool.num_free == config.num_blocks
     assert d.scheduler.host.num_free == config.num_host_blocks
+
+
+def fits_by_formula(scheduler, newcomer):
+    """Whether the peak of `admission` fits, from everybody who runs, as that module has it."""
+    kv, sequences = scheduler.kv, [*scheduler.running.values(), newcomer]
+    own = [kv.num_blocks_for(len(s.token_ids) - s.num_cached) for s in sequences]
+    remaining = [
+        scheduler.lengths.expected_remaining(s.num_output, s.request.sampling.max_tokens)
+        for s in sequences
+    ]
+    num_shared = kv.pool.num_blocks - kv.pool.num_free - sum(own[:-1])
+    peak = peak_tokens(zip(own, map(kv.num_blocks_for, remaining), strict=True))
+    return max(num_shared, 0) + peak <= kv.pool.num_blocks
+
+
+@settings(max_examples=200, deadline=None)
+@given(configs, arrivals, st.lists(st.integers(1, 12), min_size=32, max_size=40))
+def test_who_will_fit_is_what_the_formula_says(config, events, lengths):
+    """However little of it is computed anew for each newcomer."""
+    d = Driver(Scheduler(config))
+    for length in lengths:
+        d.scheduler.lengths.record(length)
+    asked = scheduling._Step._will_fit
+
+    def compared(step, newcomer):
+        is_urgent = newcomer.request.latency_class is REALTIME
+        is_certain = is_urgent or not d.scheduler.running
+        expected = is_certain or fits_by_formula(d.scheduler, newcomer)
+        assert asked(step, newcomer) == expected
+        return expected
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduling._Step, "_will_fit", compared)
+        replay(d, events)
+        d.run()

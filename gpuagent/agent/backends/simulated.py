@@ -31,7 +31,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gpuagent.agent.backends.base import LoadedModel, LoadError, Progress
-from gpuagent.engine.batch import SchedulerOutput, Sequence, Work
+from gpuagent.engine.batch import SchedulerOutput, Sequence
 from gpuagent.engine.request import (
     EngineStats,
     GenerationRequest,
@@ -149,6 +149,8 @@ class _Stream:
 
     def push(self, word: str, stops: tuple[str, ...]) -> tuple[str, bool]:
         """(text that can be shown, whether a stop string is complete)."""
+        if not stops:
+            return word, False
         text = self.held + word
         cuts = [at for at in (text.find(stop) for stop in stops) if at >= 0]
         if cuts:
@@ -197,9 +199,11 @@ class SimulatedEngine:
     _ended: list[RequestOutput] = field(default_factory=list)
     _count: _Counters = field(default_factory=_Counters)
     _device: "_Device" = field(init=False)
+    _num_words: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._device = SHARED if self.params.shares else _Device()
+        self._num_words = self.params.vocab - FIRST_WORD
         spec, blocks = self.spec, self.params.blocks
         num_blocks = blocks or spec.max_batch * -(-spec.max_model_len // BLOCK_SIZE)
         self._scheduler = Scheduler(
@@ -343,14 +347,13 @@ class SimulatedEngine:
         return self._scheduler.kv.prefix_filter()
 
     def _compute(self, plan: SchedulerOutput, started: float) -> list[RequestOutput]:
-        num_decode = sum(1 for work in plan.work if self._is_decode(work))
+        outputs, tokens, num_decode = self._words(plan)
         num_prefill = plan.num_tokens - num_decode
         seconds = self.params.step_ms / 1000 + num_prefill / self.params.prefill_tps
         # Back-to-back steps keep their rhythm; what passes between them is part of the next.
         device = self._device
         is_late = started - device.due > seconds
         device.due = (started if is_late else device.due) + seconds
-        outputs, tokens = self._words(plan)
         self._scheduler.complete(plan, tokens)
         for output in outputs:
             if output.finish_reason:
@@ -359,31 +362,29 @@ class SimulatedEngine:
         self._record(num_prefill, num_decode, time.monotonic() - started)
         return outputs
 
-    def _is_decode(self, work: Work) -> bool:
-        sequence = self._scheduler.sequence(work.request_id)
-        assert sequence is not None
-        return sequence.num_output > 0 and len(work.token_ids) == 1
-
     def _words(
         self, plan: SchedulerOutput
-    ) -> tuple[list[RequestOutput], dict[str, tuple[int, ...]]]:
+    ) -> tuple[list[RequestOutput], dict[str, tuple[int, ...]], int]:
+        """The next words, their tokens, and how many of the works were one of a decoding one."""
         outputs: list[RequestOutput] = []
         tokens: dict[str, tuple[int, ...]] = {}
+        num_decode = 0
         for work in plan.work:
-            sequence = self._scheduler.sequence(work.request_id)
-            assert sequence is not None
-            if sequence.num_output == 0 and work.start == sequence.num_cached:
+            sequence = self._scheduler.running[work.request_id]
+            if sequence.num_output:
+                num_decode += len(work.token_ids) == 1
+            elif work.start == sequence.num_cached:
                 self._count.num_cached_tokens += sequence.num_cached
             if work.samples:
                 token, output = self._next(sequence)
                 outputs.append(output)
                 tokens[work.request_id] = (token,)
-        return outputs, tokens
+        return outputs, tokens, num_decode
 
     def _next(self, sequence: Sequence) -> tuple[int, RequestOutput]:
         """The next word of one request and what it means for it."""
         stream, sampling = self._streams[sequence.request_id], sequence.request.sampling
-        word = stream.checksum % (self.params.vocab - FIRST_WORD)
+        word = stream.checksum % self._num_words
         token, index = FIRST_WORD + word, sequence.num_output
         is_end = index == self.params.stop_after > 0 and not sampling.ignore_eos
         if is_end or token in sampling.stop_token_ids:
@@ -395,13 +396,11 @@ class SimulatedEngine:
         reason = "stop" if stopped else "length" if is_long else None
         if is_long and not stopped:
             text += stream.held
-        top = self._logprobs(word, sampling.logprobs)
+        top = () if sampling.logprobs is None else self._logprobs(word, sampling.logprobs)
         return token, _output(sequence, index, (token,), text, reason, top)
 
-    def _logprobs(self, word: int, count: int | None) -> tuple[TokenLogprob, ...]:
-        if count is None:
-            return ()
-        num_words = self.params.vocab - FIRST_WORD
+    def _logprobs(self, word: int, count: int) -> tuple[TokenLogprob, ...]:
+        num_words = self._num_words
         words = [(word + n) % num_words for n in range(min(count, num_words))]
         top = tuple((FIRST_WORD + w, f"tok{w} ", -0.5 - n) for n, w in enumerate(words))
         return (TokenLogprob(FIRST_WORD + word, f"tok{word} ", -0.5, top),)
@@ -433,14 +432,7 @@ def _output(
     reason: str | None,
     logprobs: tuple[TokenLogprob, ...] = (),
 ) -> RequestOutput:
+    counts = sequence.num_prompt, sequence.num_cached, index + len(token_ids)
     return RequestOutput(
-        request_id=sequence.request_id,
-        index=index,
-        token_ids=token_ids,
-        text=text,
-        logprobs=logprobs,
-        finish_reason=reason,
-        num_prompt_tokens=sequence.num_prompt,
-        num_cached_tokens=sequence.num_cached,
-        num_output_tokens=index + len(token_ids),
+        sequence.request_id, index, token_ids, text, logprobs, reason, None, *counts
     )
