@@ -1,12 +1,16 @@
 """What the API reference says, and that it is true."""
 
+import json
 from typing import Any
 
 import pytest
 from drf_spectacular.generators import SchemaGenerator
 
-from controlplane.entrypoints.rest.reference import EXAMPLES, GROUPS, OPERATIONS
+from controlplane.adapters.access import users
+from controlplane.entrypoints.rest.examples import EXAMPLES
+from controlplane.entrypoints.rest.reference import GROUPS, OPERATIONS
 from tests.rest.conftest import Api
+from tests.rest.test_nodes import JOINED, report
 
 GIB = 1024**3
 CHAT = {"version": "v1", "source": "hf://Qwen/Qwen3-0.6B@main", "gpu_memory": GIB}
@@ -69,28 +73,79 @@ def test_stickiness_is_on_unless_switched_off_and_said_to_be(
     assert "Sticky by default" in OPERATIONS["routes_create"].description
 
 
-PATHS = {
-    "models_register": ("post", "models/"),
-    "versions_add": ("post", "models/chat/versions/"),
-    "routes_create": ("post", "routes/"),
-    "tenants_create": ("post", "tenants/"),
-    "keys_issue": ("post", "tenants/demo/keys/"),
-    "budgets_set": ("put", "tenants/demo/budgets/all/"),
-    "routing_weights_change": ("patch", "routing/weights/"),
-}
+# What must be before an example changes anything: (method, path, body) after the world is there.
+BEFORE: dict[str, list[tuple[str, str, Any]]] = {
+    "tenants_resume": [("post", "tenants/acme/suspend/", {})],
+    "keys_resume": [("post", "tenants/acme/keys/KEY/suspend/", {})],
+    "nodes_undrain": [("post", "nodes/n1/drain/", {})],
+    "budgets_reset": [("put", "tenants/acme/budgets/all/", {"limit": "5"})],
+    "tenants_erase_text": [("put", "tenants/acme/capture/", {"captures_text": True})],
+    "routes_change": [("post", "routes/", {"name": "chat-route", "arms": [
+        {"name": "a", "version_id": "chat@v1", "weight": 1}]})],
+    "versions_make_default": [("post", "models/chat/versions/v2/default/", {})],
+    "budgets_set": [("post", "models/", {"name": "smollm2"})],
+}  # fmt: skip
+
+
+def world(admin: Api, name: str) -> str:
+    """A tenant with a key, a model of two versions and a node, less what ``name`` makes; the key's
+    id."""
+    users.save_user("ann", "correct horse battery", "viewer", "")
+    report(JOINED)
+    if name != "models_register":
+        admin.post("models/", {"name": "chat"})
+    if name not in ("models_register", "versions_add"):
+        for version in ("v1", "v2"):
+            admin.post("models/chat/versions/", {**CHAT, "version": version})
+    if name in ("tenants_create", "catalog_apply"):
+        return ""
+    admin.post("tenants/", {"name": "acme"})
+    return str(admin.post("tenants/acme/keys/", {"name": "ci"}).json()["key_id"])
+
+
+def address(schema: dict[str, Any], name: str, key_id: str, head: int) -> tuple[str, str]:
+    """Method and path of an operation in the world above; an event is its last one."""
+    path, method = next(
+        (path, method)
+        for path, found in schema["paths"].items()
+        for method, one in found.items()
+        if one["operationId"] == name
+    )
+    values = {
+        "name": "chat-route" if name.startswith("routes") else "chat", "version": "v1",
+        "tenant_id": "acme", "budget_id": "all", "node_id": "n1", "kind": "requests",
+        "key_id": key_id, "position": head,
+    }  # fmt: skip
+    return method, path.removeprefix("/api/v1/").format(**values)
+
+
+def test_whatever_takes_a_body_has_an_example_of_it(schema: dict[str, Any]) -> None:
+    for one in operations(schema):
+        for media_type, body in one.get("requestBody", {}).get("content", {}).items():
+            assert body.get("examples"), (one["operationId"], media_type)
+
+
+def test_no_description_repeats_the_values_that_stand_beside_it(schema: dict[str, Any]) -> None:
+    assert "* `" not in json.dumps(schema["components"])
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_every_example_is_accepted_as_it_stands(admin: Api, name: str) -> None:
-    admin.post("tenants/", {"name": "demo"})
-    if name != "models_register":
-        admin.post("models/", {"name": "chat"})
-    for version in () if name == "versions_add" else ("v1", "v2"):
-        admin.post("models/chat/versions/", {**CHAT, "version": version})
-    method, path = PATHS[name]
+def test_every_example_is_accepted_as_it_stands(
+    admin: Api, schema: dict[str, Any], name: str
+) -> None:
+    key_id = world(admin, name)
+    for before_method, before_path, body in BEFORE.get(name, ()):
+        made = admin.call(before_method, before_path.replace("KEY", key_id), body)
+        assert made.status_code in (200, 201), made.content
+    head = admin.get("status/").json()["head"]
+    admin.get(f"tenants/?min_position={head}")
+    method, path = address(schema, name, key_id, head)
     for example in EXAMPLES[name]:
-        answer = admin.call(method, path, example.value)
-        assert answer.status_code in (200, 201) and answer.json()["changed"], answer.content
+        body = example.value
+        sent = {"raw": body, "content_type": example.media_type} if isinstance(body, str) else {}
+        answer = admin.call(method, path, None if sent else body, **sent)
+        assert answer.status_code in (200, 201), answer.content
+        assert answer.json().get("changed", True), answer.content
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 
+from controlplane.entrypoints.rest.examples import EXAMPLES
 from controlplane.entrypoints.rest.fields import Query
-from controlplane.entrypoints.rest.reference import EXAMPLES, GROUPS, INTRODUCTION, OPERATIONS
+from controlplane.entrypoints.rest.reference import GROUPS, INTRODUCTION, OPERATIONS
 from controlplane.entrypoints.rest.serializers.common import (
     ProblemSerializer,
     ReadQuery,

@@ -6,9 +6,7 @@ operation up here by its id, and one that is not here does not start::
     @read("models_list", …)   ->  group Models, "List the models", "Those that the caller may use …"
 """
 
-from typing import Any, NamedTuple
-
-from drf_spectacular.utils import OpenApiExample
+from typing import NamedTuple
 
 INTRODUCTION = """\
 Models, routes, tenants and nodes of one installation; every change is an event in the log.
@@ -360,72 +358,4 @@ OPERATIONS = {
     "status_retrieve": Operation(
         "Session", "Show the state of the installation", "Log head, lag, leader, gateway, version."
     ),
-}
-
-
-def _example(name: str, value: dict[str, Any]) -> OpenApiExample:
-    return OpenApiExample(name, value=value, request_only=True)
-
-
-EXAMPLES = {
-    "models_register": [_example("A name", {"name": "chat"})],
-    "versions_add": [
-        _example(
-            "From Hugging Face",
-            {"version": "v1", "source": "hf://Qwen/Qwen3-0.6B@main", "gpu_memory": "3GiB"},
-        ),
-        _example(
-            "With everything that is often set",
-            {
-                "version": "v2",
-                "source": "s3://models/chat/v2",
-                "gpu_memory": "16GiB",
-                "tensor_parallel": 2,
-                "max_batch": 32,
-                "max_prompt_tokens": 8192,
-                "max_output_tokens": 2048,
-                "priority": "high",
-                "min_replicas": 1,
-                "max_replicas": 4,
-                "reason": "twice the context",
-            },
-        ),
-    ],
-    "routes_create": [
-        _example(
-            "A canary",
-            {
-                "name": "assistant",
-                "arms": [
-                    {"name": "stable", "version_id": "chat@v1", "weight": 95},
-                    {"name": "canary", "version_id": "chat@v2", "weight": 5},
-                ],
-                "sticky": True,
-            },
-        )
-    ],
-    "tenants_create": [_example("A tenant", {"name": "acme", "tier": "standard"})],
-    "keys_issue": [
-        _example(
-            "For an application",
-            {"name": "website", "role": "developer", "scopes": ["inference"], "models": ["chat"]},
-        ),
-        _example("For a script that reads", {"name": "reports", "scopes": ["admin:read"]}),
-    ],
-    "budgets_set": [
-        _example("Of a tenant, in tokens", {"unit": "tokens", "limit": "1000000", "period": "day"}),
-        _example(
-            "Of one model, in money",
-            {
-                "scope": "model",
-                "target": "smollm2",
-                "unit": "money",
-                "limit": "12.50",
-                "period": "month",
-            },
-        ),
-    ],
-    "routing_weights_change": [
-        _example("Busy nodes cost more", {"beta": 1.0, "reason": "even out the load"})
-    ],
 }

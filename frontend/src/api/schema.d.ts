@@ -1497,12 +1497,7 @@ export interface components {
             /** Format: double */
             duration_ms: number;
         };
-        /**
-         * @description * `ok` - ok
-         *     * `cancelled` - cancelled
-         *     * `error` - error
-         * @enum {string}
-         */
+        /** @enum {string} */
         AttemptOutcomeEnum: "ok" | "cancelled" | "error";
         AttemptPage: {
             next: string | null;
@@ -1541,11 +1536,7 @@ export interface components {
             /** @description Position of the event that it takes back. */
             undoes: number | null;
         };
-        /**
-         * @description * `done` - done
-         *     * `refused` - refused
-         * @enum {string}
-         */
+        /** @enum {string} */
         AuditEntryOutcomeEnum: "done" | "refused";
         AuditEntryPage: {
             next: string | null;
@@ -1628,11 +1619,7 @@ export interface components {
             candidates?: components["schemas"]["Candidate"][];
             rejections?: components["schemas"]["Rejection"][];
         };
-        /**
-         * @description * `started` - started
-         *     * `stopped` - stopped
-         * @enum {string}
-         */
+        /** @enum {string} */
         ChangeEnum: "started" | "stopped";
         /** @description A signed checkpoint of a log: its size and Merkle root at a time. */
         Checkpoint: {
@@ -1655,18 +1642,7 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Checkpoint"][];
         };
-        /**
-         * @description * `woken` - woken
-         *     * `queue` - queue
-         *     * `kv_pressure` - kv_pressure
-         *     * `ttft` - ttft
-         *     * `slack` - slack
-         *     * `idle` - idle
-         *     * `preload` - preload
-         *     * `preload_over` - preload_over
-         *     * `displaced` - displaced
-         * @enum {string}
-         */
+        /** @enum {string} */
         CodeEnum: "woken" | "queue" | "kv_pressure" | "ttft" | "slack" | "idle" | "preload" | "preload_over" | "displaced";
         /** @description A request body: an object with known fields only. */
         Colocation: {
@@ -1753,11 +1729,7 @@ export interface components {
             stored: unknown | null;
             replayed: unknown | null;
         };
-        /**
-         * @description * `none` - none
-         *     * `prefill-decode` - prefill-decode
-         * @enum {string}
-         */
+        /** @enum {string} */
         DisaggregationEnum: "none" | "prefill-decode";
         /** @description One choice of a replica, also one that found none. */
         Dispatch: {
@@ -1766,13 +1738,7 @@ export interface components {
             attempt: number;
             /** Format: double */
             at: number;
-            /**
-             * @description followed: after one that was lost or refused; refused: no replica took it.
-             *
-             *     * `sampled` - sampled
-             *     * `followed` - followed
-             *     * `refused` - refused
-             */
+            /** @description followed: after one that was lost or refused; refused: no replica took it. */
             why: components["schemas"]["WhyEnum"];
             /** @description Log position of placement and configuration. */
             position: number;
@@ -1804,11 +1770,7 @@ export interface components {
             health: number;
             terms: components["schemas"]["CostTerms"];
         };
-        /**
-         * @description * `builtin` - builtin
-         *     * `vllm` - vllm
-         * @enum {string}
-         */
+        /** @enum {string} */
         EngineEnum: "builtin" | "vllm";
         /** @description Why is required: what is erased is never read again. */
         ErasureOrderRequest: {
@@ -1974,11 +1936,7 @@ export interface components {
             /** @description (swappable version, requests a minute) */
             rates: unknown;
         };
-        /**
-         * @description * `shared` - shared
-         *     * `dedicated` - dedicated
-         * @enum {string}
-         */
+        /** @enum {string} */
         IsolationEnum: "shared" | "dedicated";
         /** @description ``secret`` is shown this once; a replay by Idempotency-Key says null. */
         IssuedKey: {
@@ -2046,42 +2004,18 @@ export interface components {
             results: components["schemas"]["Key"][];
             count: number;
         };
-        /**
-         * @description * `requests` - requests
-         *     * `text` - text
-         * @enum {string}
-         */
+        /** @enum {string} */
         KindEnum: "requests" | "text";
-        /**
-         * @description * `auto` - auto
-         *     * `float32` - float32
-         *     * `bfloat16` - bfloat16
-         *     * `int8` - int8
-         * @enum {string}
-         */
+        /** @enum {string} */
         KvCacheDtypeEnum: "auto" | "float32" | "bfloat16" | "int8";
         LastCheck: {
             last: components["schemas"]["UsageCheck"] | null;
         };
-        /**
-         * @description * `realtime` - realtime
-         *     * `standard` - standard
-         *     * `batch` - batch
-         * @enum {string}
-         */
+        /** @enum {string} */
         LatencyClassEnum: "realtime" | "standard" | "batch";
-        /**
-         * @description * `resident` - resident
-         *     * `host` - host
-         *     * `storage` - storage
-         * @enum {string}
-         */
+        /** @enum {string} */
         LiveTierEnum: "resident" | "host" | "storage";
-        /**
-         * @description * `events` - events
-         *     * `requests` - requests
-         * @enum {string}
-         */
+        /** @enum {string} */
         LogEnum: "events" | "requests";
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         LoginOrderRequest: {
@@ -2117,12 +2051,7 @@ export interface components {
             parts: components["schemas"]["ExportPart"][];
             files: components["schemas"]["ExportFile"][];
         };
-        /**
-         * @description * `arima` - arima
-         *     * `averages` - averages
-         *     * `daytime` - daytime
-         * @enum {string}
-         */
+        /** @enum {string} */
         MethodEnum: "arima" | "averages" | "daytime";
         Missing: {
             version_id: string;
@@ -2235,12 +2164,7 @@ export interface components {
             results: components["schemas"]["Node"][];
             count: number;
         };
-        /**
-         * @description * `ready` - ready
-         *     * `suspect` - suspect
-         *     * `lost` - lost
-         * @enum {string}
-         */
+        /** @enum {string} */
         NodeStatusEnum: "ready" | "suspect" | "lost";
         NullEnum: null;
         OneDecision: {
@@ -2265,12 +2189,7 @@ export interface components {
             /** @description Kept in the audit. */
             reason?: string;
         };
-        /**
-         * @description * `day` - day
-         *     * `month` - month
-         *     * `total` - total
-         * @enum {string}
-         */
+        /** @enum {string} */
         PeriodEnum: "day" | "month" | "total";
         Place: {
             version_id: string;
@@ -2278,19 +2197,9 @@ export interface components {
             device_index: number;
             number: number;
         };
-        /**
-         * @description * `resident` - resident
-         *     * `warm` - warm
-         *     * `storage` - storage
-         * @enum {string}
-         */
+        /** @enum {string} */
         PlacedTierEnum: "resident" | "warm" | "storage";
-        /**
-         * @description * `continuous` - continuous
-         *     * `static` - static
-         *     * `prefill-first` - prefill-first
-         * @enum {string}
-         */
+        /** @enum {string} */
         PolicyEnum: "continuous" | "static" | "prefill-first";
         /** @description What became of a load ahead; ``missed``: a request had to wake the model. */
         Preload: {
@@ -2316,12 +2225,7 @@ export interface components {
              */
             wasted_s: number;
         };
-        /**
-         * @description * `hit` - hit
-         *     * `wasted` - wasted
-         *     * `missed` - missed
-         * @enum {string}
-         */
+        /** @enum {string} */
         PreloadOutcomeEnum: "hit" | "wasted" | "missed";
         PreloadPage: {
             next: string | null;
@@ -2362,12 +2266,7 @@ export interface components {
             cached_input?: string;
             output: string;
         };
-        /**
-         * @description * `high` - high
-         *     * `normal` - normal
-         *     * `best-effort` - best-effort
-         * @enum {string}
-         */
+        /** @enum {string} */
         PriorityEnum: "high" | "normal" | "best-effort";
         /** @description RFC 9457, with a stable code. */
         Problem: {
@@ -2388,14 +2287,7 @@ export interface components {
             checked: number;
             archives: string[];
         };
-        /**
-         * @description * `none` - none
-         *     * `bf16` - bf16
-         *     * `int8` - int8
-         *     * `int8-weight-only` - int8-weight-only
-         *     * `awq-int4` - awq-int4
-         * @enum {string}
-         */
+        /** @enum {string} */
         QuantizationEnum: "none" | "bf16" | "int8" | "int8-weight-only" | "awq-int4";
         Reading: {
             name: string;
@@ -2502,13 +2394,7 @@ export interface components {
             peak_bytes: number;
             /** Format: double */
             load_seconds: number;
-            /**
-             * @description In which it is placed; warm: swapped in from host memory when it is asked for, storage: loaded then.
-             *
-             *     * `resident` - resident
-             *     * `warm` - warm
-             *     * `storage` - storage
-             */
+            /** @description In which it is placed; warm: swapped in from host memory when it is asked for, storage: loaded then. */
             tier: components["schemas"]["PlacedTierEnum"];
             /**
              * Format: double
@@ -2517,13 +2403,7 @@ export interface components {
             tier_since: number;
             /** @description Why that changed; empty: as it was started. */
             tier_reason: string;
-            /**
-             * @description Where it is, as its node says now; null: not heard, or of the past.
-             *
-             *     * `resident` - resident
-             *     * `host` - host
-             *     * `storage` - storage
-             */
+            /** @description Where it is, as its node says now; null: not heard, or of the past. */
             live_tier: components["schemas"]["LiveTierEnum"] | components["schemas"]["NullEnum"];
             /**
              * Format: double
@@ -2558,18 +2438,7 @@ export interface components {
             results: components["schemas"]["Replica"][];
             count: number;
         };
-        /**
-         * @description * `assigned` - assigned
-         *     * `accepted` - accepted
-         *     * `pending` - pending
-         *     * `downloading` - downloading
-         *     * `loading` - loading
-         *     * `ready` - ready
-         *     * `stopping` - stopping
-         *     * `failed` - failed
-         *     * `lost` - lost
-         * @enum {string}
-         */
+        /** @enum {string} */
         ReplicaStateEnum: "assigned" | "accepted" | "pending" | "downloading" | "loading" | "ready" | "stopping" | "failed" | "lost";
         /** @description One inference request: what was asked, and how it ended (null while it runs). */
         Request: {
@@ -2633,15 +2502,7 @@ export interface components {
             is_whole: boolean;
             dispatches: components["schemas"]["Dispatch"][];
         };
-        /**
-         * @description * `running` - running
-         *     * `ok` - ok
-         *     * `cancelled` - cancelled
-         *     * `error` - error
-         *     * `timeout` - timeout
-         *     * `unknown` - unknown
-         * @enum {string}
-         */
+        /** @enum {string} */
         RequestOutcomeEnum: "running" | "ok" | "cancelled" | "error" | "timeout" | "unknown";
         RequestPage: {
             next: string | null;
@@ -2658,11 +2519,7 @@ export interface components {
             /** @description What was longer than the 128 KiB that are kept of each. */
             truncated: components["schemas"]["TruncatedEnum"][];
         };
-        /**
-         * @description * `resident` - resident
-         *     * `swappable` - swappable
-         * @enum {string}
-         */
+        /** @enum {string} */
         ResidencyEnum: "resident" | "swappable";
         /** @description Events and totals of usage are kept for ever, and have no policy. */
         Retention: {
@@ -2701,14 +2558,7 @@ export interface components {
             /** @description The replicas that it changes place with. */
             instead_of: string[];
         };
-        /**
-         * @description * `admin` - admin
-         *     * `operator` - operator
-         *     * `auditor` - auditor
-         *     * `developer` - developer
-         *     * `viewer` - viewer
-         * @enum {string}
-         */
+        /** @enum {string} */
         RoleEnum: "admin" | "operator" | "auditor" | "developer" | "viewer";
         /** @description A body that changes something; ``reason`` is kept in the event for the audit. */
         RotateOrderRequest: {
@@ -2864,20 +2714,9 @@ export interface components {
             previous: string | null;
             results: components["schemas"]["Scaling"][];
         };
-        /**
-         * @description * `tenant` - tenant
-         *     * `key` - key
-         *     * `model` - model
-         * @enum {string}
-         */
+        /** @enum {string} */
         ScopeEnum: "tenant" | "key" | "model";
-        /**
-         * @description * `inference` - inference
-         *     * `admin:read` - admin:read
-         *     * `admin:write` - admin:write
-         *     * `text:read` - text:read
-         * @enum {string}
-         */
+        /** @enum {string} */
         ScopesEnum: "inference" | "admin:read" | "admin:write" | "text:read";
         ScoreTerm: {
             name: string;
@@ -2954,12 +2793,7 @@ export interface components {
             manifest: components["schemas"]["Manifest"];
             note: string;
         };
-        /**
-         * @description * `none` - none
-         *     * `ngram` - ngram
-         *     * `draft` - draft
-         * @enum {string}
-         */
+        /** @enum {string} */
         SpeculationEnum: "none" | "ngram" | "draft";
         Started: {
             assignment: components["schemas"]["Assignment"];
@@ -2993,11 +2827,7 @@ export interface components {
             code: string;
             reason: string;
         };
-        /**
-         * @description * `generate` - generate
-         *     * `embed` - embed
-         * @enum {string}
-         */
+        /** @enum {string} */
         TaskEnum: "generate" | "embed";
         Tenant: {
             tenant_id: string;
@@ -3033,12 +2863,7 @@ export interface components {
             results: components["schemas"]["Tenant"][];
             count: number;
         };
-        /**
-         * @description * `free` - free
-         *     * `standard` - standard
-         *     * `premium` - premium
-         * @enum {string}
-         */
+        /** @enum {string} */
         TenantTierEnum: "free" | "standard" | "premium";
         Ticket: {
             ticket: string;
@@ -3052,11 +2877,7 @@ export interface components {
             reason?: string;
             tenant: string;
         };
-        /**
-         * @description * `prompt` - prompt
-         *     * `answers` - answers
-         * @enum {string}
-         */
+        /** @enum {string} */
         TruncatedEnum: "prompt" | "answers";
         /** @description What taking an event back did, or with dry_run would do. */
         Undone: {
@@ -3070,11 +2891,7 @@ export interface components {
             undoes: number;
             commands: components["schemas"]["Command"][];
         };
-        /**
-         * @description * `tokens` - tokens
-         *     * `money` - money
-         * @enum {string}
-         */
+        /** @enum {string} */
         UnitEnum: "tokens" | "money";
         Unplaced: {
             version_id: string;
@@ -3180,26 +2997,11 @@ export interface components {
             /** @description Of a shared device's time, whenever it has work; 0: nothing is promised. */
             guaranteed_percent: number;
             needs: components["schemas"]["Needs"];
-            /**
-             * @description swappable: others may have its memory on the device while it is idle.
-             *
-             *     * `resident` - resident
-             *     * `swappable` - swappable
-             */
+            /** @description swappable: others may have its memory on the device while it is idle. */
             residency: components["schemas"]["ResidencyEnum"];
-            /**
-             * @description What runs it; only nodes whose agents have it are considered.
-             *
-             *     * `builtin` - builtin
-             *     * `vllm` - vllm
-             */
+            /** @description What runs it; only nodes whose agents have it are considered. */
             engine: components["schemas"]["EngineEnum"];
-            /**
-             * @description What it serves: text, or embeddings.
-             *
-             *     * `generate` - generate
-             *     * `embed` - embed
-             */
+            /** @description What it serves: text, or embeddings. */
             task: components["schemas"]["TaskEnum"];
             /** @description Texts to embed in one request. */
             max_inputs: number;
@@ -3257,26 +3059,11 @@ export interface components {
             /** @description Of a shared device's time; for priority high alone. */
             guaranteed_percent?: number;
             needs?: components["schemas"]["NeedsOrderRequest"];
-            /**
-             * @description swappable: below priority high.
-             *
-             *     * `resident` - resident
-             *     * `swappable` - swappable
-             */
+            /** @description swappable: below priority high. */
             residency?: components["schemas"]["ResidencyEnum"];
-            /**
-             * @description vllm: on nodes that have it.
-             *
-             *     * `builtin` - builtin
-             *     * `vllm` - vllm
-             */
+            /** @description vllm: on nodes that have it. */
             engine?: components["schemas"]["EngineEnum"];
-            /**
-             * @description What it serves: text, or embeddings.
-             *
-             *     * `generate` - generate
-             *     * `embed` - embed
-             */
+            /** @description What it serves: text, or embeddings. */
             task?: components["schemas"]["TaskEnum"];
             /** @description Texts to embed in one request, up to 2048. */
             max_inputs?: number;
@@ -3287,15 +3074,7 @@ export interface components {
             results: components["schemas"]["Version"][];
             count: number;
         };
-        /**
-         * @description * `ready` - ready
-         *     * `loading` - loading
-         *     * `idle` - idle
-         *     * `unplaced` - unplaced
-         *     * `failed` - failed
-         *     * `retired` - retired
-         * @enum {string}
-         */
+        /** @enum {string} */
         VersionStatusEnum: "ready" | "loading" | "idle" | "unplaced" | "failed" | "retired";
         /** @description What a changed fleet would look like, by the planner itself; nothing is written. */
         WhatIf: {
@@ -3314,12 +3093,7 @@ export interface components {
             settled: boolean;
             sentences: string[];
         };
-        /**
-         * @description * `sampled` - sampled
-         *     * `followed` - followed
-         *     * `refused` - refused
-         * @enum {string}
-         */
+        /** @enum {string} */
         WhyEnum: "sampled" | "followed" | "refused";
         WouldBeEvent: {
             type: string;
@@ -3424,10 +3198,6 @@ export interface operations {
                 limit?: number;
                 /** @description Wait up to 2 s until the read model is here. */
                 min_position?: number;
-                /**
-                 * @description * `done` - done
-                 *     * `refused` - refused
-                 */
                 outcome?: "done" | "refused";
                 /** @description In any text of the entry. */
                 q?: string;
@@ -3467,17 +3237,8 @@ export interface operations {
                 /** @description Sizes beyond this one (below it with order=desc). */
                 after?: number;
                 limit?: number;
-                /**
-                 * @description Both, if it is left out.
-                 *
-                 *     * `events` - events
-                 *     * `requests` - requests
-                 */
+                /** @description Both, if it is left out. */
                 log?: "events" | "requests";
-                /**
-                 * @description * `asc` - asc
-                 *     * `desc` - desc
-                 */
                 order?: "asc" | "desc";
             };
             header?: never;
@@ -3509,10 +3270,6 @@ export interface operations {
             query: {
                 /** @description The older size. */
                 first: number;
-                /**
-                 * @description * `events` - events
-                 *     * `requests` - requests
-                 */
                 log?: "events" | "requests";
                 /** @description Default: newest. */
                 second?: number;
@@ -3544,10 +3301,6 @@ export interface operations {
     checkpoints_inclusion: {
         parameters: {
             query?: {
-                /**
-                 * @description * `events` - events
-                 *     * `requests` - requests
-                 */
                 log?: "events" | "requests";
                 /** @description Of the record; or give request_id. */
                 position?: number;
@@ -3714,10 +3467,6 @@ export interface operations {
                 /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
                 as_of?: string;
                 limit?: number;
-                /**
-                 * @description * `asc` - asc
-                 *     * `desc` - desc
-                 */
                 order?: "asc" | "desc";
                 stream?: string;
                 type?: string;
@@ -3793,26 +3542,10 @@ export interface operations {
         parameters: {
             query?: {
                 after?: number;
-                /**
-                 * @description * `jsonl` - jsonl
-                 *     * `csv` - csv
-                 *     * `parquet` - parquet
-                 *     * `ocsf` - ocsf
-                 */
                 format?: "jsonl" | "csv" | "parquet" | "ocsf";
-                /**
-                 * @description CSV: a ' before text that a spreadsheet would run; the manifest records it.
-                 *
-                 *     * `true` - true
-                 *     * `false` - false
-                 */
+                /** @description CSV: a ' before text that a spreadsheet would run; the manifest records it. */
                 formula_safe?: "true" | "false";
-                /**
-                 * @description Answer with the signed manifest of that file instead.
-                 *
-                 *     * `true` - true
-                 *     * `false` - false
-                 */
+                /** @description Answer with the signed manifest of that file instead. */
                 manifest?: "true" | "false";
                 /** @description Unix seconds, inclusive. */
                 since?: number;
@@ -3822,10 +3555,6 @@ export interface operations {
                 /** @description Unix seconds, exclusive. */
                 until?: number;
                 upto?: number;
-                /**
-                 * @description * `events` - events
-                 *     * `requests` - requests
-                 */
                 what?: "events" | "requests";
             };
             header?: never;
@@ -4460,11 +4189,6 @@ export interface operations {
                 /** @description Wait up to 2 s until the read model is here. */
                 min_position?: number;
                 offset?: number;
-                /**
-                 * @description * `ready` - ready
-                 *     * `suspect` - suspect
-                 *     * `lost` - lost
-                 */
                 status?: "ready" | "suspect" | "lost";
                 zone?: string;
             };
@@ -4662,17 +4386,6 @@ export interface operations {
                 model?: string;
                 node?: string;
                 offset?: number;
-                /**
-                 * @description * `assigned` - assigned
-                 *     * `accepted` - accepted
-                 *     * `pending` - pending
-                 *     * `downloading` - downloading
-                 *     * `loading` - loading
-                 *     * `ready` - ready
-                 *     * `stopping` - stopping
-                 *     * `failed` - failed
-                 *     * `lost` - lost
-                 */
                 state?: "assigned" | "accepted" | "pending" | "downloading" | "loading" | "ready" | "stopping" | "failed" | "lost";
                 version_id?: string;
             };
@@ -4811,11 +4524,6 @@ export interface operations {
                 limit?: number;
                 /** @description Wait up to 2 s until the read model is here. */
                 min_position?: number;
-                /**
-                 * @description * `hit` - hit
-                 *     * `wasted` - wasted
-                 *     * `missed` - missed
-                 */
                 outcome?: "hit" | "wasted" | "missed";
                 version_id?: string;
             };
@@ -4887,14 +4595,6 @@ export interface operations {
                 limit?: number;
                 /** @description A version id, or the name that was asked for. */
                 model?: string;
-                /**
-                 * @description * `running` - running
-                 *     * `ok` - ok
-                 *     * `cancelled` - cancelled
-                 *     * `error` - error
-                 *     * `timeout` - timeout
-                 *     * `unknown` - unknown
-                 */
                 outcome?: "running" | "ok" | "cancelled" | "error" | "timeout" | "unknown";
                 request_id?: string;
                 tenant?: string;
@@ -5412,17 +5112,6 @@ export interface operations {
                 /** @description Time travel: a log position, or an ISO 8601 time with its offset. */
                 as_of?: string;
                 before?: number;
-                /**
-                 * @description * `woken` - woken
-                 *     * `queue` - queue
-                 *     * `kv_pressure` - kv_pressure
-                 *     * `ttft` - ttft
-                 *     * `slack` - slack
-                 *     * `idle` - idle
-                 *     * `preload` - preload
-                 *     * `preload_over` - preload_over
-                 *     * `displaced` - displaced
-                 */
                 code?: "woken" | "queue" | "kv_pressure" | "ttft" | "slack" | "idle" | "preload" | "preload_over" | "displaced";
                 limit?: number;
                 /** @description Wait up to 2 s until the read model is here. */
@@ -5600,11 +5289,6 @@ export interface operations {
                 /** @description Wait up to 2 s until the read model is here. */
                 min_position?: number;
                 offset?: number;
-                /**
-                 * @description * `free` - free
-                 *     * `standard` - standard
-                 *     * `premium` - premium
-                 */
                 tier?: "free" | "standard" | "premium";
             };
             header?: never;
