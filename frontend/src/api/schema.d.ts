@@ -2487,7 +2487,10 @@ export interface components {
             /** Format: double */
             finished_at: number | null;
         };
-        /** @description Kept of a share of requests, of attempts that follow others, and of what no replica took. */
+        /**
+         * @description Kept of a share of requests, of attempts that follow others, of what no replica took, and of
+         *     one request a second beside.
+         */
         RequestDispatch: {
             request_id: string;
             outcome: string;
@@ -3094,7 +3097,7 @@ export interface components {
             sentences: string[];
         };
         /** @enum {string} */
-        WhyEnum: "sampled" | "followed" | "refused";
+        WhyEnum: "sampled" | "followed" | "refused" | "spare";
         WouldBeEvent: {
             type: string;
             data: {
