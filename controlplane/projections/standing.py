@@ -34,38 +34,70 @@ def refresh(rows: Rows, version_id: str) -> None:
     version = rows.get(Version, version_id)
     if version is None:
         return
-    wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
-    observed = [row.observed for row in wanted]
+    wanted = [row for row in rows.find(Replica, "version_id", version_id) if row.desired]
     gap = rows.get(Unplaced, version_id)
-    status, reason = _status(rows, version, observed, gap)
-    ready, desired = observed.count("ready"), len(wanted) + (gap.num_missing if gap else 0)
-    stuck, retry_at = 0, None
-    if ready < len(wanted):
-        stuck = sum([row.stuck_since is not None for row in wanted])
-        if status == "loading" or "failed" in observed:
-            failures = rows.find(LoadFailure, version_id=version_id)
-            retry_at = _next_try(wanted, failures) if failures else None
-            reason = _why_loading(wanted, failures) if status == "loading" else reason
-    told = status, reason, ready, desired, stuck, retry_at
+    desired = len(wanted) + gap.num_missing if gap else len(wanted)
+    if wanted:
+        told = _of_replicas(rows, version, wanted, desired)
+    else:
+        told = (*_of_none(rows, version, gap), 0, desired, 0, None)
     if told != _told(version):  # most reports change nothing here
         rows.put(replace(version, **dict(zip(_TOLD, told, strict=True))))
 
 
+Told = tuple[str, str, int, int, int, float | None]
 _TOLD = ("status", "reason", "ready_replicas", "desired_replicas", "stuck_replicas", "retry_at")
 _told = attrgetter(*_TOLD)
 
 
-def _why_loading(wanted: list[Replica], failures: Sequence[LoadFailure]) -> str:
+def _of_none(rows: Rows, version: Version, gap: Unplaced | None) -> tuple[str, str]:
+    """Status and reason of a version of which no plan wants a replica."""
+    if version.retired:
+        return "retired", ""
+    unplaced = _why_unplaced(rows, gap) if gap else ""
+    if not unplaced and not version.min_replicas:
+        return "idle", SCALED_TO_ZERO
+    return "unplaced", unplaced or NOT_PLANNED
+
+
+def _of_replicas(rows: Rows, version: Version, wanted: list[Replica], desired: int) -> Told:
+    """A version that answers is ready, whatever else is the matter."""
+    observed = [row.observed for row in wanted]
+    ready = observed.count("ready")
+    status, reason = ("retired", "") if version.retired else ("ready", "")
+    if ready == len(wanted):
+        return status, reason, ready, desired, 0, None
+    num_failed = observed.count("failed")
+    stuck = [row for row in wanted if row.stuck_since is not None]
+    loading = not ready and not version.retired and num_failed < len(wanted)
+    retry_at = None
+    if loading or num_failed:
+        failures = rows.find(LoadFailure, "version_id", version.version_id)
+        retry_at = _next_try(wanted, failures) if failures and num_failed else None
+    if loading:
+        status, reason = "loading", _why_loading(stuck, failures)
+    elif not ready and not version.retired:
+        status, reason = "failed", max(wanted, key=_changed).reason
+    return status, reason, ready, desired, len(stuck), retry_at
+
+
+def _why_loading(stuck: list[Replica], failures: Sequence[LoadFailure]) -> str:
     """Why it takes so long: what is stuck, else what the last try came to; "" if all is well."""
-    stuck = min((row for row in wanted if row.stuck_since is not None), key=_since, default=None)
-    if stuck is not None:
-        return f"Stuck on {stuck.node_id}: {stuck.stuck_reason}"
-    last = max(failures, key=lambda row: (row.at, row.key), default=None)
-    return f"Tried again; on {last.node_id} {last.code}: {last.detail}" if last else ""
+    if stuck:
+        first = min(stuck, key=_since)
+        return f"Stuck on {first.node_id}: {first.stuck_reason}"
+    if failures:
+        last = max(failures, key=_at)
+        return f"Tried again; on {last.node_id} {last.code}: {last.detail}"
+    return ""
 
 
 def _since(row: Replica) -> tuple[float, str]:
     return row.stuck_since or 0.0, row.replica_id
+
+
+_at = attrgetter("at", "key")
+_changed = attrgetter("since", "replica_id")
 
 
 def _next_try(wanted: list[Replica], failures: Sequence[LoadFailure]) -> float | None:
@@ -82,33 +114,9 @@ def _why_unplaced(rows: Rows, gap: Unplaced) -> str:
     """
     if all(one.code != "backoff" for one in gap.rejections):
         return gap.reason
-    told = [one for one in rows.find(LoadFailure, version_id=gap.version_id) if one.detail]
-    last = max(told, key=lambda one: (one.at, one.key), default=None)
+    told = [one for one in rows.find(LoadFailure, "version_id", gap.version_id) if one.detail]
+    last = max(told, key=_at, default=None)
     return f"{gap.reason} Node {last.node_id} says: {last.detail}" if last else gap.reason
-
-
-def _status(
-    rows: Rows, version: Version, observed: list[str | None], gap: Unplaced | None
-) -> tuple[str, str]:
-    """Status and reason; a version that answers is ready, whatever else is the matter.
-    ``observed``: of the replicas that are wanted."""
-    if version.retired:
-        return "retired", ""
-    if "ready" in observed:
-        return "ready", ""
-    if not observed:
-        unplaced = _why_unplaced(rows, gap) if gap else ""
-        if not unplaced and not version.min_replicas:
-            return "idle", SCALED_TO_ZERO
-        return "unplaced", unplaced or NOT_PLANNED
-    if observed.count("failed") == len(observed):
-        return "failed", _last_failure(rows, version.version_id)
-    return "loading", ""
-
-
-def _last_failure(rows: Rows, version_id: str) -> str:
-    failed = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
-    return max(failed, key=lambda row: (row.since, row.replica_id)).reason
 
 
 def _version_changed(
@@ -128,7 +136,7 @@ def _node_changed(
     event: node.NodeJoined | node.NodeRecovered | node.NodeLost | node.NodeRemoved,
     recorded: Recorded,
 ) -> None:
-    for version_id in {row.version_id for row in rows.find(Replica, node_id=event.node_id)}:
+    for version_id in {row.version_id for row in rows.find(Replica, "node_id", event.node_id)}:
         refresh(rows, version_id)
 
 
