@@ -18,8 +18,10 @@ the refusal is believed. A refused order is a fact of its own: ``CommandRefused`
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from controlplane.application.failpoints import passing
 from controlplane.application.ports import (
@@ -59,8 +61,7 @@ class Handled:
 Response = Callable[[Handled], tuple[int, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
+class _Order(msgspec.Struct, frozen=True):
     """One call of ``handle``."""
 
     decider: Decider[Any]
@@ -147,7 +148,7 @@ class CommandHandler:
         passing("handle.decided")
         done = Handled(tuple(events), version + len(events), 0)
         if order.dry_run:
-            return replace(done, position=self._store.head().position)
+            return Handled(done.events, done.version, self._store.head().position)
         try:
             appended = self._append(order, done, version)
         except VersionConflict:
@@ -156,7 +157,7 @@ class CommandHandler:
         if events:
             state = fold(order.decider, events, state)
             self._states.put(order.stream, done.version, state)
-        return replace(done, position=appended.position)
+        return Handled(done.events, done.version, appended.position)
 
     def _is_newest(self, order: _Order, version: int) -> bool:
         return self._states.advance(order.decider, order.stream)[0] == version
@@ -186,7 +187,9 @@ class CommandHandler:
 
 def scoped(idempotency: Idempotency | None, meta: EventMeta) -> Idempotency | None:
     """The key as stored: within its actor, so that nobody is answered with another's response."""
-    return idempotency and replace(idempotency, key=f"{meta.actor} {idempotency.key}")
+    if idempotency is None:
+        return None
+    return Idempotency(f"{meta.actor} {idempotency.key}", idempotency.body_hash)
 
 
 def _replayed(stored: StoredResponse, key: Idempotency | None) -> Handled:

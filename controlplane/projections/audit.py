@@ -52,9 +52,8 @@ def _done(rows: Rows, event: Any, recorded: Recorded) -> None:
         _entry(
             recorded,
             event.at,
-            action=recorded.type,
-            target=recorded.stream,
-            outcome="done",
+            recorded.type,
+            recorded.stream,
             before={thing: before for thing, (before, _) in changed.items() if before},
             after={thing: after for thing, (_, after) in changed.items() if after},
         )
@@ -66,20 +65,26 @@ def _refused(rows: Rows, event: CommandRefused, recorded: Recorded) -> None:
         _entry(
             recorded,
             event.at,
-            action=event.command,
-            target=event.target,
-            outcome="refused",
-            code=event.code,
-            detail=event.detail,
+            event.command,
+            event.target,
+            "refused",
+            event.code,
+            event.detail,
             asked=event.asked,
         )
     )
 
 
 def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
+<<<<<<< HEAD
     """Users, logins, limits, weights, retention and epochs are no rows of the read model: the
     event says all there is."""
     changes: dict[str, dict[str, dict[str, Any]]]
+=======
+    """Users, logins, limits, weights and retention are no rows of the read model: the event says
+    all there is."""
+    changes: dict[str, Any]
+>>>>>>> fold
     match event:
         case audit.DashboardUserSaved():
             thing = f"user {event.username}"
@@ -116,16 +121,7 @@ def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
             thing = f"gateway {event.gateway}"
             policy = getattr(event, "policy", "shared")
             changes = {"after": {thing: {"limits": policy}}}
-    rows.put(
-        _entry(
-            recorded,
-            event.at,
-            action=recorded.type,
-            target=thing.replace(" ", "-", 1),
-            outcome="done",
-            **changes,
-        )
-    )
+    rows.put(_entry(recorded, event.at, recorded.type, thing.replace(" ", "-", 1), **changes))
 
 
 def _weights_changed(
@@ -140,17 +136,31 @@ def _weights_changed(
     }
 
 
-def _entry(recorded: Recorded, at: float, **about: Any) -> AuditEntry:
+def _entry(
+    recorded: Recorded,
+    at: float,
+    action: str,
+    target: str,
+    outcome: str = "done",
+    code: str = "",
+    detail: str = "",
+    **shown: Any,
+) -> AuditEntry:
     meta = recorded.meta
     return AuditEntry(
-        position=recorded.position,
-        at=at,
-        actor=meta.actor,
-        address=meta.address,
-        reason=meta.reason,
-        correlation_id=meta.correlation_id,
+        recorded.position,
+        at,
+        meta.actor,
+        meta.address,
+        action,
+        target,
+        outcome,
+        code,
+        detail,
+        meta.reason,
+        meta.correlation_id,
         undoes=undone_position(meta.causation_id),
-        **{"code": "", "detail": "", **about},
+        **shown,
     )
 
 

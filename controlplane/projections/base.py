@@ -53,8 +53,8 @@ class Rows(Protocol):
 
     def delete(self, table: type[R], key: Key) -> None: ...
 
-    def find(self, table: type[R], **equal: Any) -> tuple[R, ...]:
-        """The rows whose one given field, which must be ``indexed``, has this value."""
+    def find(self, table: type[R], field: str, value: Any) -> tuple[R, ...]:
+        """The rows whose ``field``, which must be ``indexed``, has this value."""
 
     def all(self, table: type[R]) -> tuple[R, ...]: ...
 

@@ -1,5 +1,6 @@
 """Models, their versions and aliases. How a version stands in the fleet: see ``standing``."""
 
+from operator import attrgetter
 from typing import ClassVar
 
 from msgspec.structs import asdict, replace
@@ -77,6 +78,9 @@ class Version(Row, frozen=True, kw_only=True):
         return VersionSpec(**{name: getattr(self, name) for name in VersionSpec.__struct_fields__})
 
 
+_added = attrgetter("added_at_position")
+
+
 class Alias(Row, frozen=True):
     """A second name of a model. A name means one model: the one it was given to last."""
 
@@ -96,15 +100,17 @@ def _change(rows: Rows, name: str, recorded: Recorded, **fields: object) -> None
     model = rows.get(Model, name)
     if model is not None:
         model = replace(model, version=recorded.version, **fields)
-        rows.put(replace(model, default_version=_default_version(rows, model)))
+        default = _default_version(rows, model)
+        if default != model.default_version:
+            model = replace(model, default_version=default)
+        rows.put(model)
 
 
 def _default_version(rows: Rows, model: Model) -> str | None:
-    versions = sorted(rows.find(Version, model=model.name), key=lambda row: row.added_at_position)
-    live = [row.version for row in versions if not row.retired]
-    if model.chosen_default in live:
+    live = [row for row in rows.find(Version, "model", model.name) if not row.retired]
+    if model.chosen_default in [row.version for row in live]:
         return model.chosen_default
-    return live[0] if live else None
+    return min(live, key=_added).version if live else None
 
 
 def _version_added(rows: Rows, event: domain.ModelVersionAdded, recorded: Recorded) -> None:

@@ -171,13 +171,13 @@ def _removed(rows: Rows, event: domain.NodeRemoved, recorded: Recorded) -> None:
     """What it was to run is stopped by the next plan; what it ran was forgotten with it."""
     rows.delete(Node, event.node_id)
     _forget_observed(rows, event.node_id, event.at)
-    for failure in rows.find(LoadFailure, node_id=event.node_id):
+    for failure in rows.find(LoadFailure, "node_id", event.node_id):
         rows.delete(LoadFailure, failure.key)
 
 
 def _acknowledged(rows: Rows, event: domain.NodeAcknowledged, recorded: Recorded) -> None:
     _change(rows, event, recorded, acked_generation=event.generation, **NOT_STUCK)
-    for replica in rows.find(Replica, node_id=event.node_id):
+    for replica in rows.find(Replica, "node_id", event.node_id):
         acked = event.generation >= replica.generation
         if acked != replica.acked:
             _put_replica(rows, replace(replica, acked=acked), event.at)
@@ -193,28 +193,28 @@ def _node_overdue(rows: Rows, event: domain.NodeOverdue, recorded: Recorded) -> 
 
 def _forget_observed(rows: Rows, node_id: str, at: float) -> None:
     """The node went or started anew: nothing that it reported before holds any more."""
-    for replica in rows.find(Replica, node_id=node_id):
+    for replica in rows.find(Replica, "node_id", node_id):
         _put_replica(rows, replace(replica, observed=None, waiting="", **NOT_STUCK), at)
 
 
 def _sum_up_again(rows: Rows, node_id: str, at: float) -> None:
     """The node's status changed, and with it the state of what it runs."""
-    for replica in rows.find(Replica, node_id=node_id):
+    for replica in rows.find(Replica, "node_id", node_id):
         _put_replica(rows, replica, at)
 
 
 # --- what nodes report ------------------------------------------------------------------------
 def _state_changed(rows: Rows, event: domain.ReplicaStateChanged, recorded: Recorded) -> None:
     _change(rows, event, recorded)
-    heard = replace(_replica(rows, event), observed=event.state, waiting=event.detail)
-    _put_replica(rows, heard, event.at)
+    _report(rows, event, observed=event.state, waiting=event.detail)
 
 
 def _became_ready(rows: Rows, event: domain.ReplicaBecameReady, recorded: Recorded) -> None:
     _change(rows, event, recorded)
     rows.delete(LoadFailure, f"{event.node_id}/{event.version_id}")
-    replica = replace(
-        _replica(rows, event),
+    _report(
+        rows,
+        event,
         observed="ready",
         device_index=event.device_index,
         weights_bytes=event.weights_bytes,
@@ -224,7 +224,6 @@ def _became_ready(rows: Rows, event: domain.ReplicaBecameReady, recorded: Record
         sha256=event.sha256,
         reason=event.warning,
     )
-    _put_replica(rows, replica, event.at)
 
 
 def _failed(rows: Rows, event: domain.ReplicaFailed, recorded: Recorded) -> None:
@@ -235,7 +234,7 @@ def _failed(rows: Rows, event: domain.ReplicaFailed, recorded: Recorded) -> None
     about = key, event.node_id, event.version_id, event.code, event.detail, count, event.at
     rows.put(LoadFailure(*about, event.at + (event.retry_s or domain.backoff_s(count))))
     reason = f"{event.code}: {event.detail}" if event.detail else event.code
-    _put_replica(rows, replace(_replica(rows, event), observed="failed", reason=reason), event.at)
+    _report(rows, event, observed="failed", reason=reason)
 
 
 def _overdue(rows: Rows, event: domain.ReplicaOverdue, recorded: Recorded) -> None:
@@ -264,14 +263,14 @@ def _stopped(rows: Rows, event: domain.ReplicaStopped, recorded: Recorded) -> No
 ReplicaReport = domain.ReplicaStateChanged | domain.ReplicaBecameReady | domain.ReplicaFailed
 
 
-def _replica(rows: Rows, event: ReplicaReport) -> Replica:
-    """The row of a reported replica; made if no plan wants it (then it should stop)."""
+def _report(rows: Rows, event: ReplicaReport, **fields: Any) -> None:
+    """Change the row of a reported replica, which is then stuck no more and waits for nothing but
+    what ``fields`` say; made if no plan wants it (then it should stop)."""
     known = rows.get(Replica, event.replica_id)
-    if known is not None:
-        return replace(known, waiting="", **NOT_STUCK)
-    return Replica(
-        event.replica_id, event.version_id, event.node_id, 0, 0, False, 0, "", event.at, "stopping"
-    )
+    if known is None:
+        about = event.replica_id, event.version_id, event.node_id
+        known = Replica(*about, 0, 0, False, 0, "", event.at, "stopping")
+    _put_replica(rows, replace(known, **{"waiting": "", **NOT_STUCK, **fields}), event.at)
 
 
 # --- plans ------------------------------------------------------------------------------------

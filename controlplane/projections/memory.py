@@ -11,30 +11,34 @@ from typing import Any
 
 from controlplane.projections.base import Key, R, Row
 
+_NOWHERE: tuple[Any, list[dict[Key, Any]]] = (None, [])
+
 
 class _Table:
-    """``rows`` by key; ``indexes``: by field, its getter and the rows by its value and key."""
+    """``rows`` by key. ``indexes``: by field, the rows by its value and key. ``places``: by key,
+    the values that a row is found by (``values_of``) and the dicts that hold it for them, so that
+    a row whose values are as before is put there at once."""
 
-    __slots__ = ("indexes", "key_of", "rows")
+    __slots__ = ("indexes", "key_of", "places", "rows", "values_of")
 
     def __init__(self, kind: type[Row]) -> None:
         self.key_of = attrgetter(kind.__struct_fields__[0])
+        self.values_of = attrgetter(*kind.indexed) if kind.indexed else None
         self.rows: dict[Key, Any] = {}
-        self.indexes = {
-            field: (attrgetter(field), defaultdict[Any, dict[Key, Any]](dict))
-            for field in kind.indexed
-        }
+        self.indexes = {field: defaultdict[Any, dict[Key, Any]](dict) for field in kind.indexed}
+        self.places: dict[Key, tuple[Any, list[dict[Key, Any]]]] = {}
 
-    def index(self, key: Key, old: Row | None, new: Row) -> None:
-        for value_of, index in self.indexes.values():
-            value = value_of(new)
-            if old is not None and (before := value_of(old)) != value:
-                del index[before][key]
-            index[value][key] = new
+    def move(self, key: Key, values: Any, row: Row) -> list[dict[Key, Any]]:
+        """Where ``row`` is to be held from now on; nowhere else is any with its key."""
+        self.leave(key)
+        held = [index[getattr(row, field)] for field, index in self.indexes.items()]
+        self.places[key] = values, held
+        return held
 
-    def unindex(self, key: Key, old: Row) -> None:
-        for value_of, index in self.indexes.values():
-            del index[value_of(old)][key]
+    def leave(self, key: Key) -> None:
+        _, held = self.places.pop(key, (None, ()))
+        for rows in held:
+            del rows[key]
 
 
 class _Tables(dict[type[Row], _Table]):
@@ -55,23 +59,26 @@ class MemoryRows:
     def put(self, row: Row) -> None:
         kind = type(row)
         table = self._tables[kind]
-        key, rows = table.key_of(row), table.rows
-        if table.indexes:
-            table.index(key, rows.get(key), row)
-        rows[key] = row
+        key = table.key_of(row)
+        if table.values_of is not None:
+            values = table.values_of(row)
+            known, held = table.places.get(key, _NOWHERE)
+            if known != values:
+                held = table.move(key, values, row)
+            for rows in held:
+                rows[key] = row
+        table.rows[key] = row
         self._changed[kind, key] = None
 
     def delete(self, table: type[R], key: Key) -> None:
         kept = self._tables[table]
-        old = kept.rows.pop(key, None)
-        if old is not None:
-            kept.unindex(key, old)
+        if kept.rows.pop(key, None) is not None:
+            kept.leave(key)
             self._changed[table, key] = None
 
-    def find(self, table: type[R], **equal: Any) -> tuple[R, ...]:
-        ((field, value),) = equal.items()
+    def find(self, table: type[R], field: str, value: Any) -> tuple[R, ...]:
         assert field in table.indexed, f"{table.__name__}.{field} is not indexed"
-        found = self._tables[table].indexes[field][1].get(value)
+        found = self._tables[table].indexes[field].get(value)
         return tuple(found.values()) if found else ()
 
     def all(self, table: type[R]) -> tuple[R, ...]:

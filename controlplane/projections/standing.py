@@ -34,40 +34,71 @@ def refresh(rows: Rows, version_id: str) -> None:
     version = rows.get(Version, version_id)
     if version is None:
         return
-    wanted = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
-    observed = [row.observed for row in wanted]
+    wanted = [row for row in rows.find(Replica, "version_id", version_id) if row.desired]
     gap = rows.get(Unplaced, version_id)
-    status, reason = _status(rows, version, observed, gap)
-    ready, desired = observed.count("ready"), len(wanted) + (gap.num_missing if gap else 0)
-    stuck, retry_at = 0, None
-    if ready < len(wanted):
-        stuck = sum([row.stuck_since is not None for row in wanted])
-        if status == "loading" or "failed" in observed:
-            failures = rows.find(LoadFailure, version_id=version_id)
-            retry_at = _next_try(wanted, failures) if failures else None
-            reason = _why_loading(wanted, failures) if status == "loading" else reason
-    elif status == "unplaced" and gap is not None:
-        retry_at = _next_place(rows, gap)
-    told = status, reason, ready, desired, stuck, retry_at
+    desired = len(wanted) + gap.num_missing if gap else len(wanted)
+    if wanted:
+        told = _of_replicas(rows, version, wanted, desired)
+    else:
+        told = _of_none(rows, version, gap, desired)
     if told != _told(version):  # most reports change nothing here
         rows.put(replace(version, **dict(zip(_TOLD, told, strict=True))))
 
 
+Told = tuple[str, str, int, int, int, float | None]
 _TOLD = ("status", "reason", "ready_replicas", "desired_replicas", "stuck_replicas", "retry_at")
 _told = attrgetter(*_TOLD)
 
 
-def _why_loading(wanted: list[Replica], failures: Sequence[LoadFailure]) -> str:
+def _of_none(rows: Rows, version: Version, gap: Unplaced | None, desired: int) -> Told:
+    """Of a version of which no plan wants a replica."""
+    if version.retired:
+        return "retired", "", 0, desired, 0, None
+    unplaced = _why_unplaced(rows, gap) if gap else ""
+    if not unplaced and not version.min_replicas:
+        return "idle", SCALED_TO_ZERO, 0, desired, 0, None
+    retry_at = _next_place(rows, gap) if gap else None
+    return "unplaced", unplaced or NOT_PLANNED, 0, desired, 0, retry_at
+
+
+def _of_replicas(rows: Rows, version: Version, wanted: list[Replica], desired: int) -> Told:
+    """A version that answers is ready, whatever else is the matter."""
+    observed = [row.observed for row in wanted]
+    ready = observed.count("ready")
+    status, reason = ("retired", "") if version.retired else ("ready", "")
+    if ready == len(wanted):
+        return status, reason, ready, desired, 0, None
+    num_failed = observed.count("failed")
+    stuck = [row for row in wanted if row.stuck_since is not None]
+    loading = not ready and not version.retired and num_failed < len(wanted)
+    retry_at = None
+    if loading or num_failed:
+        failures = rows.find(LoadFailure, "version_id", version.version_id)
+        retry_at = _next_try(wanted, failures) if failures and num_failed else None
+    if loading:
+        status, reason = "loading", _why_loading(stuck, failures)
+    elif not ready and not version.retired:
+        status, reason = "failed", max(wanted, key=_changed).reason
+    return status, reason, ready, desired, len(stuck), retry_at
+
+
+def _why_loading(stuck: list[Replica], failures: Sequence[LoadFailure]) -> str:
     """Why it takes so long: what is stuck, else what the last try came to; "" if all is well."""
-    stuck = min((row for row in wanted if row.stuck_since is not None), key=_since, default=None)
-    if stuck is not None:
-        return f"Stuck on {stuck.node_id}: {stuck.stuck_reason}"
-    last = max(failures, key=lambda row: (row.at, row.key), default=None)
-    return f"Tried again; on {last.node_id} {last.code}: {last.detail}" if last else ""
+    if stuck:
+        first = min(stuck, key=_since)
+        return f"Stuck on {first.node_id}: {first.stuck_reason}"
+    if failures:
+        last = max(failures, key=_at)
+        return f"Tried again; on {last.node_id} {last.code}: {last.detail}"
+    return ""
 
 
 def _since(row: Replica) -> tuple[float, str]:
     return row.stuck_since or 0.0, row.replica_id
+
+
+_at = attrgetter("at", "key")
+_changed = attrgetter("since", "replica_id")
 
 
 def _next_try(wanted: list[Replica], failures: Sequence[LoadFailure]) -> float | None:
@@ -81,7 +112,7 @@ def _next_place(rows: Rows, gap: Unplaced) -> float | None:
     """When the first of the nodes that failures keep it off may be tried; None if none do. The
     planner's own reckoning, as no node has a replica that it would try again by itself."""
     kept_off = {one.node_id for one in gap.rejections if one.code == "backoff"}
-    failures = rows.find(LoadFailure, version_id=gap.version_id) if kept_off else ()
+    failures = rows.find(LoadFailure, "version_id", gap.version_id) if kept_off else ()
     due = [one.at + node.backoff_s(one.num_failures) for one in failures if one.node_id in kept_off]
     return min(due, default=None)
 
@@ -93,33 +124,9 @@ def _why_unplaced(rows: Rows, gap: Unplaced) -> str:
     """
     if all(one.code != "backoff" for one in gap.rejections):
         return gap.reason
-    told = [one for one in rows.find(LoadFailure, version_id=gap.version_id) if one.detail]
-    last = max(told, key=lambda one: (one.at, one.key), default=None)
+    told = [one for one in rows.find(LoadFailure, "version_id", gap.version_id) if one.detail]
+    last = max(told, key=_at, default=None)
     return f"{gap.reason} Node {last.node_id} says: {last.detail}" if last else gap.reason
-
-
-def _status(
-    rows: Rows, version: Version, observed: list[str | None], gap: Unplaced | None
-) -> tuple[str, str]:
-    """Status and reason; a version that answers is ready, whatever else is the matter.
-    ``observed``: of the replicas that are wanted."""
-    if version.retired:
-        return "retired", ""
-    if "ready" in observed:
-        return "ready", ""
-    if not observed:
-        unplaced = _why_unplaced(rows, gap) if gap else ""
-        if not unplaced and not version.min_replicas:
-            return "idle", SCALED_TO_ZERO
-        return "unplaced", unplaced or NOT_PLANNED
-    if observed.count("failed") == len(observed):
-        return "failed", _last_failure(rows, version.version_id)
-    return "loading", ""
-
-
-def _last_failure(rows: Rows, version_id: str) -> str:
-    failed = [row for row in rows.find(Replica, version_id=version_id) if row.desired]
-    return max(failed, key=lambda row: (row.since, row.replica_id)).reason
 
 
 def _version_changed(
@@ -139,7 +146,7 @@ def _node_changed(
     event: node.NodeJoined | node.NodeRecovered | node.NodeLost | node.NodeRemoved,
     recorded: Recorded,
 ) -> None:
-    for version_id in {row.version_id for row in rows.find(Replica, node_id=event.node_id)}:
+    for version_id in {row.version_id for row in rows.find(Replica, "node_id", event.node_id)}:
         refresh(rows, version_id)
 
 

@@ -86,7 +86,7 @@ def _budget(
 
 
 def _deleted(rows: Rows, event: domain.TenantDeleted, recorded: Recorded) -> None:
-    for key in rows.find(ApiKey, tenant_id=event.tenant_id):
+    for key in rows.find(ApiKey, "tenant_id", event.tenant_id):
         rows.delete(ApiKey, key.key_id)
     rows.delete(Tenant, event.tenant_id)
 
@@ -141,7 +141,7 @@ def _key_revoked(rows: Rows, event: domain.ApiKeyRevoked, recorded: Recorded) ->
 
 
 def _count_keys(rows: Rows, tenant_id: str, recorded: Recorded) -> None:
-    keys = rows.find(ApiKey, tenant_id=tenant_id)
+    keys = rows.find(ApiKey, "tenant_id", tenant_id)
     _change(rows, tenant_id, recorded, num_keys=sum(not key.revoked for key in keys))
 
 

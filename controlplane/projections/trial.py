@@ -10,12 +10,13 @@ Rejected: a table of which event changes which fields. It would be a second, unc
 of the handlers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cache
+from itertools import compress, repeat
+from operator import attrgetter, ne
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple
 
 from controlplane.projections.base import Key, R, Row, key_of
 
@@ -30,55 +31,68 @@ class Trial:
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
-        self._tried: dict[tuple[type[Row], Key], Row | None] = {}
+        self._tried: dict[type[Row], dict[Key, Any]] = {}  # None: deleted
 
     def get(self, table: type[R], key: Key) -> R | None:
-        if (table, key) in self._tried:
-            return self._tried[table, key]  # type: ignore[return-value]
+        tried = self._tried.get(table)
+        if tried is not None and key in tried:
+            return tried[key]
         found: R | None = self._rows.get(table, key)
         return found
 
     def put(self, row: Row) -> None:
-        self._tried[type(row), key_of(row)] = row
+        self._tried.setdefault(type(row), {})[key_of(row)] = row
 
     def delete(self, table: type[R], key: Key) -> None:
-        self._tried[table, key] = None
+        self._tried.setdefault(table, {})[key] = None
 
-    def find(self, table: type[R], **equal: Any) -> tuple[R, ...]:
-        ((field, value),) = equal.items()
-        kept = self._untried(table, self._rows.find(table, **equal))
-        return (*kept, *(row for row in self._of(table) if getattr(row, field) == value))
+    def find(self, table: type[R], field: str, value: Any) -> tuple[R, ...]:
+        rows: tuple[R, ...] = self._rows.find(table, field, value)
+        tried = self._tried.get(table)
+        if not tried:
+            return rows
+        return (
+            *_without(rows, tried),
+            *(row for row in _put(tried) if getattr(row, field) == value),
+        )
 
     def all(self, table: type[R]) -> tuple[R, ...]:
-        return (*self._untried(table, self._rows.all(table)), *self._of(table))
+        tried = self._tried.get(table, {})
+        return (*_without(self._rows.all(table), tried), *_put(tried))
 
     def differences(self) -> dict[str, tuple[Fields, Fields]]:
         """By thing, the fields that differ: before and after. A new thing was nothing before."""
         found = {}
-        for (table, key), after in self._tried.items():
-            before = self._rows.get(table, key)
-            names = _differing(table, before, after)
-            if names:
-                found[f"{_kind(table)} {key}"] = _told(before, names), _told(after, names)
+        for table, tried in self._tried.items():
+            for key, after in tried.items():
+                before = self._rows.get(table, key)
+                names = _differing(table, before, after)
+                if names:
+                    found[f"{_kind(table)} {key}"] = _told(before, names), _told(after, names)
         return found
 
-    def _untried(self, table: type[R], rows: tuple[R, ...]) -> Iterator[R]:
-        return (row for row in rows if (table, key_of(row)) not in self._tried)
 
-    def _of(self, table: type[R]) -> Iterator[R]:
-        for (kind, _), row in self._tried.items():
-            if kind is table and row is not None:
-                yield row  # type: ignore[misc]
+def _without(rows: tuple[R, ...], tried: dict[Key, Any]) -> list[R]:
+    return [row for row in rows if key_of(row) not in tried]
+
+
+def _put(tried: dict[Key, Any]) -> list[Any]:
+    return [row for row in tried.values() if row is not None]
 
 
 def _differing(table: type[Row], before: Row | None, after: Row | None) -> list[str]:
     """Names of fields, sorted. What was not, or is no more, had None in all of them."""
-    names = table.__struct_fields__
-    nothing = (None,) * len(names)
-    was = nothing if before is None else astuple(before)
-    became = nothing if after is None else astuple(after)
-    differ = [name for name, a, b in zip(names, was, became, strict=True) if a != b]
-    return sorted(name for name in differ if name not in _NOISE)
+    names, values_of = _fields(table)
+    was = repeat(None) if before is None else values_of(before)
+    became = repeat(None) if after is None else values_of(after)
+    return list(compress(names, map(ne, was, became)))
+
+
+@cache
+def _fields(table: type[Row]) -> tuple[tuple[str, ...], Callable[[Row], tuple[Any, ...]]]:
+    """The fields that are told of, sorted, and what gives their values in a row."""
+    names = tuple(sorted(set(table.__struct_fields__) - _NOISE))
+    return names, attrgetter(*names)
 
 
 def _told(row: Row | None, names: list[str]) -> Fields:

@@ -5,7 +5,10 @@ synchronous=FULL, PostgreSQL with synchronous_commit=on), in turn, in one proces
 medians of ``--repeats`` interleaved repeats. What is compared is an aggregate's event made
 durable: by ``Application.save`` there, by ``EventStore.append`` here, which also moves the head
 row and extends the hash chain; and an aggregate read back: ``repository.get`` there, ``replay``
-and ``fold`` here. ``recorder`` is pyeventsourcing's lowest layer alone, given bytes and returning
+and ``fold`` here. Of ours alone, in events/s over a whole log read and decoded: ``verify`` follows
+the chain, ``read_verify_fold`` also folds into the rows that gateways keep, ``read_verify_replay``
+instead into the state of every aggregate by its decider, ``into_read_model`` into the tables.
+``recorder`` is pyeventsourcing's lowest layer alone, given bytes and returning
 no aggregate. PostgreSQL is left out if there is none on 127.0.0.1:5432.
 """
 
@@ -44,13 +47,23 @@ from controlplane.adapters.readmodel.projector import Projector  # noqa: E402
 from controlplane.application.chain import GENESIS, follow  # noqa: E402
 from controlplane.application.handle import CommandHandler  # noqa: E402
 from controlplane.application.ports import READ_BATCH, Append, EventMeta, EventStore, Idempotency  # noqa: E402
-from controlplane.domain import tenant  # noqa: E402
-from controlplane.domain.decider import fold  # noqa: E402
+from controlplane.domain import (  # noqa: E402
+    model,
+    node,
+    placement,
+    retention,
+    route,
+    routing,
+    scaling,
+    tenant,
+)
+from controlplane.domain.decider import Decider, Event, fold  # noqa: E402
 from controlplane.domain.ids import TenantId  # noqa: E402
+from controlplane.domain.model import VersionSpec  # noqa: E402
 from controlplane.projections.fold import STATE, Folder  # noqa: E402
 from controlplane.projections.memory import MemoryRows  # noqa: E402
 from tests.contracts.stores import postgres_settings, scratch_postgres  # noqa: E402
-from tests.projections.history import random_history  # noqa: E402
+from tests.projections.history import MODELS, VERSIONS, random_history  # noqa: E402
 
 META = EventMeta("user:ada", "req-0123456789", "", "10.0.0.1", "")
 NUM_APPENDS = 60
@@ -59,7 +72,19 @@ NUM_WRITERS, NUM_COMMANDS = 64, 40
 NUM_REPLAYED = 2_000
 NUM_PROJECTED = 10_000
 
-RARE = ("commands_64_writers", "verify", "read_verify_fold", "into_read_model")  # they take long
+DECIDERS: dict[str, Decider[Any]] = {
+    module.DECIDER.category: module.DECIDER
+    for module in (tenant, model, route, node, placement, scaling, routing, retention)
+}
+
+# They take long.
+RARE = (
+    "commands_64_writers",
+    "verify",
+    "read_verify_fold",
+    "read_verify_replay",
+    "into_read_model",
+)
 
 Measure = Callable[[], float]
 Seen = dict[str, list[float]]
@@ -167,8 +192,17 @@ class Ours:
 
 
 def fill_history(store: EventStore) -> None:
-    """A fleet's life, appended in transactions of a hundred."""
-    history = list(random_history(1, NUM_PROJECTED))
+    """A fleet's life, appended in transactions of a hundred. Its versions are added first, since
+    no aggregate folds the scaling of one that never was."""
+    specs = [
+        (name, VersionSpec(version=v, source="hf://a/b", gpu_memory=1))
+        for name in MODELS
+        for v in VERSIONS
+    ]
+    history: list[tuple[str, Event]] = [
+        (f"model-{name}", model.ModelVersionAdded(name, spec, 0.0)) for name, spec in specs
+    ]
+    history += random_history(1, NUM_PROJECTED)
     for start in range(0, len(history), 100):
         for stream in sorted({stream for stream, _ in history[start : start + 100]}):
             events = [event for to, event in history[start : start + 100] if to == stream]
@@ -182,6 +216,20 @@ def follow_and_fold(store: EventStore) -> float:
         head = follow(head, events)
         for recorded in events:
             folder.apply(recorded)
+    return head.position / (time.perf_counter() - started)
+
+
+def follow_and_replay(store: EventStore) -> float:
+    """Events/s read, decoded, verified and folded into the state of every aggregate."""
+    started, head = time.perf_counter(), GENESIS
+    states: dict[str, Any] = {}
+    while events := store.read_all(head.position, READ_BATCH):
+        head = follow(head, events)
+        for recorded in events:
+            stream = recorded.stream
+            decider = DECIDERS.get(stream.partition("-")[0])
+            if decider is not None:  # a refusal is of no aggregate
+                states[stream] = decider.evolve(states.get(stream, decider.initial), recorded.event)
     return head.position / (time.perf_counter() - started)
 
 
@@ -234,6 +282,7 @@ def measures(ours: Ours, theirs: Theirs, history: EventStore) -> dict[str, Measu
         "replay_theirs": lambda: theirs.replay(account_id),
         "verify": lambda: verify(history),
         "read_verify_fold": lambda: follow_and_fold(history),
+        "read_verify_replay": lambda: follow_and_replay(history),
         "into_read_model": lambda: project(history),
     }
 

@@ -82,7 +82,7 @@ def test_a_tenant_is_shown_as_it_is_now() -> None:
     budget = Budget("ci", "key", s.KEY, "tokens", 9, "day", 3, 5.0)
     shown = Tenant("acme", "acme", "free", 1.0, 6, True, "unpaid", (budget,), 1)
     assert rows.all(Tenant) == (shown,)
-    assert rows.find(ApiKey, tenant_id="acme")[0].revoked is False
+    assert rows.find(ApiKey, "tenant_id", "acme")[0].revoked is False
 
 
 def test_a_deleted_tenant_is_gone_with_its_keys() -> None:
@@ -365,7 +365,9 @@ def test_an_index_finds_what_a_scan_finds(seed: int) -> None:
     rows = rows_after(*random_history(seed, 200))
     for name in ("n1", "n2", "n3"):
         scanned = [row for row in rows.all(Replica) if row.node_id == name]
-        assert sorted(rows.find(Replica, node_id=name), key=key_of) == sorted(scanned, key=key_of)
+        assert sorted(rows.find(Replica, "node_id", name), key=key_of) == sorted(
+            scanned, key=key_of
+        )
 
 
 def test_the_state_hash_sees_every_field() -> None:
@@ -379,4 +381,4 @@ def test_the_state_hash_sees_every_field() -> None:
 
 def test_a_search_by_what_is_not_indexed_is_our_mistake() -> None:
     with pytest.raises(AssertionError):
-        rows_after().find(Node, zone="zone-a")
+        rows_after().find(Node, "zone", "zone-a")

@@ -58,6 +58,10 @@ class Session(ABC):
         """The last version of each stream, 0 if it is new."""
 
     @abstractmethod
+    def responses(self, keys: Sequence[str], since: float) -> dict[str, StoredResponse]:
+        """What was answered to those of ``keys`` that were used after ``since``."""
+
+    @abstractmethod
     def write(self, batch: Batch, before: Head, now: float) -> bool:
         """Write and commit the batch; False if the head was no longer ``before``."""
 
@@ -94,11 +98,6 @@ class Session(ABC):
     def response(self, key: str, since: float) -> StoredResponse | None:
         rows = self.fetch(RESPONSE, (key, since))
         return StoredResponse(*rows[0]) if rows else None
-
-    def responses(self, keys: Sequence[str], since: float) -> dict[str, StoredResponse]:
-        """Those of ``keys`` that were used after ``since``."""
-        found = ((key, self.response(key, since)) for key in keys)
-        return {key: stored for key, stored in found if stored is not None}
 
     def lease_epoch(self, name: str, holder: str, expires_at: float, now: float) -> int | None:
         rows = self.fetch(LEASE, (name, holder, expires_at, now))

@@ -14,9 +14,11 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from controlplane.adapters.eventstore.session import COLUMNS, Session
 from controlplane.application.failpoints import passing
-from controlplane.application.ports import Head, StoreUnavailable
+from controlplane.application.ports import Head, StoredResponse, StoreUnavailable
 from controlplane.application.sequencer import Batch
 
 _INSERT = f"INSERT INTO eventstore_event ({COLUMNS}) VALUES ({', '.join('?' * 13)})"
@@ -24,6 +26,11 @@ _MOVE_HEAD = (
     "UPDATE eventstore_head SET position = ?, hash = ? WHERE id = 1 AND position = ? AND hash = ?"
 )
 _VERSION = "SELECT max(version) FROM eventstore_event WHERE stream = ?"
+# In one statement, however many: a group of 64 would need as many.
+_RESPONSES = (
+    "SELECT key, body_hash, status, body, position FROM eventstore_idempotencykey"
+    " WHERE key IN (SELECT value FROM json_each(?)) AND used_at > ?"
+)
 _KEEP_KEY = "INSERT INTO eventstore_idempotencykey VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -75,6 +82,10 @@ class SqliteSession(Session):
         execute = self._raw.execute
         return {stream: execute(_VERSION, (stream,)).fetchone()[0] or 0 for stream in streams}
 
+    def responses(self, keys: Sequence[str], since: float) -> dict[str, StoredResponse]:
+        rows = self.fetch(_RESPONSES, (msgspec.json.encode(keys).decode(), since))
+        return {key: StoredResponse(*stored) for key, *stored in rows}
+
     def write(self, batch: Batch, before: Head, now: float) -> bool:
         execute = self._raw.execute
         if not execute(_MOVE_HEAD, (*batch.head, *before)).rowcount:
@@ -85,9 +96,10 @@ class SqliteSession(Session):
         elif batch.rows:
             self._raw.executemany(_INSERT, batch.rows)
         passing("append.events")
-        for key, kept in batch.keys.items():
-            response = (key, kept.body_hash, kept.status, kept.body, kept.position, now)
-            execute(_KEEP_KEY, response)
+        if batch.keys:
+            kept = batch.keys.items()
+            answers = [(key, a.body_hash, a.status, a.body, a.position, now) for key, a in kept]
+            self._raw.executemany(_KEEP_KEY, answers)
         passing("append.keys")
         execute("COMMIT")
         return True
