@@ -124,6 +124,8 @@ def evolve(model: Model, event: ModelEvent) -> Model:
         case ModelVersionAdded(spec=spec):
             return replace(model, versions={**model.versions, spec.version: spec})
         case ModelVersionScaled(version=version, min_replicas=low, max_replicas=high):
+            if version not in model.versions:
+                return model
             spec = replace(model.versions[version], min_replicas=low, max_replicas=high)
             return replace(model, versions={**model.versions, version: spec})
         case ModelVersionRetired(version=version):

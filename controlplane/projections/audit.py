@@ -76,15 +76,9 @@ def _refused(rows: Rows, event: CommandRefused, recorded: Recorded) -> None:
 
 
 def _of_access(rows: Rows, event: Any, recorded: Recorded) -> None:
-<<<<<<< HEAD
     """Users, logins, limits, weights, retention and epochs are no rows of the read model: the
     event says all there is."""
-    changes: dict[str, dict[str, dict[str, Any]]]
-=======
-    """Users, logins, limits, weights and retention are no rows of the read model: the event says
-    all there is."""
     changes: dict[str, Any]
->>>>>>> fold
     match event:
         case audit.DashboardUserSaved():
             thing = f"user {event.username}"

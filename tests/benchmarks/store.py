@@ -57,13 +57,12 @@ from controlplane.domain import (  # noqa: E402
     scaling,
     tenant,
 )
-from controlplane.domain.decider import Decider, Event, fold  # noqa: E402
+from controlplane.domain.decider import Decider, fold  # noqa: E402
 from controlplane.domain.ids import TenantId  # noqa: E402
-from controlplane.domain.model import VersionSpec  # noqa: E402
 from controlplane.projections.fold import STATE, Folder  # noqa: E402
 from controlplane.projections.memory import MemoryRows  # noqa: E402
 from tests.contracts.stores import postgres_settings, scratch_postgres  # noqa: E402
-from tests.projections.history import MODELS, VERSIONS, random_history  # noqa: E402
+from tests.projections.history import random_history  # noqa: E402
 
 META = EventMeta("user:ada", "req-0123456789", "", "10.0.0.1", "")
 NUM_APPENDS = 60
@@ -192,17 +191,8 @@ class Ours:
 
 
 def fill_history(store: EventStore) -> None:
-    """A fleet's life, appended in transactions of a hundred. Its versions are added first, since
-    no aggregate folds the scaling of one that never was."""
-    specs = [
-        (name, VersionSpec(version=v, source="hf://a/b", gpu_memory=1))
-        for name in MODELS
-        for v in VERSIONS
-    ]
-    history: list[tuple[str, Event]] = [
-        (f"model-{name}", model.ModelVersionAdded(name, spec, 0.0)) for name, spec in specs
-    ]
-    history += random_history(1, NUM_PROJECTED)
+    """A fleet's life, appended in transactions of a hundred."""
+    history = list(random_history(1, NUM_PROJECTED))
     for start in range(0, len(history), 100):
         for stream in sorted({stream for stream, _ in history[start : start + 100]}):
             events = [event for to, event in history[start : start + 100] if to == stream]
