@@ -19,9 +19,9 @@ in a row wherever it is (``gaps``), is not: whoever waits for its third try most
 failure, and could have been told so a minute ago::
 
     t = 20.0   the load of a fails, tried again in 10 s, 12 s to load: 23 s of 40 left: held
-    t = 31.0   it fails again
-    t = 32.0   c: refused, Retry-After 31
-    t = 34.0   no other node has taken it: a is refused, Retry-After 29
+    t = 31.0   it fails again, tried again in 20 s
+    t = 32.0   d comes: 32 s of 60 allowed, and refused, Retry-After 32
+    t = 34.0   no other node has taken it: a is refused, Retry-After 30
 """
 
 import asyncio

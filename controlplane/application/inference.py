@@ -121,7 +121,7 @@ class Seen(NamedTuple):
 class Gap(NamedTuple):
     """Why a version runs nowhere. ``reason``: the planner's sentence. ``lasts``: neither waiting
     nor another model that leaves changes it. ``retry_s``: seconds until it is tried again after
-    failures; None where it did not fail. ``num_failures``: in a row, wherever it was tried."""
+    failures; None where it did not fail. ``num_failures``: in a row, where it failed least."""
 
     reason: str
     lasts: bool = False
