@@ -4,7 +4,7 @@ A placer shows every choice that it makes, also the one that finds no replica (`
 a few references. What is kept of them is written out once the request has ended, beside its
 record, so that nothing of it stands between a request and its first token::
 
-    choose -> r1          saw   not sampled: forgotten as soon as it is sent
+    choose -> r1          saw   not sampled, nor "spare": forgotten as soon as it is sent
     r1 is lost
     choose -> r2          saw   attempt 2: kept, "followed"
     ok                    one record, of attempt 2
@@ -15,8 +15,9 @@ record, so that nothing of it stands between a request and its first token::
 Sampled ones are always kept. Of the others (``followed``, ``refused``) a gateway keeps a hundred at
 once and ten a second in the long run: a fleet that is down refuses everything and moves everything,
 and must not be made to write tens of kilobytes for each. And of those with nothing remarkable about
-them it keeps what is ``spare``, one a second: who tries one request finds it explained, and a
-gateway with thousands a second writes no more for it. A share of 0 keeps neither.
+them it keeps twenty at once and one a second (``spare``): who tries one request finds it explained,
+and a gateway with thousands a second writes no more for it. A share of 0 keeps neither sampled nor
+spare ones.
 """
 
 from collections.abc import Callable, Sequence

@@ -58,7 +58,7 @@ test("a request says why it went where it went, with what lost the others", asyn
 test("a request that was not sampled says so, and of how many it is kept", async () => {
   await open(`/requests?open=req-${"c".padStart(32, "5ba1d")}`);
   const box = await dialog("Request");
-  await within(box).findByText("Not kept: of many requests a share of 1 % is");
+  await within(box).findByText("Not kept: the sampled share is 1 %");
 });
 
 test("the settings say how long what is kept", async () => {

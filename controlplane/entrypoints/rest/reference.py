@@ -271,7 +271,8 @@ OPERATIONS = {
         "Requests",
         "Explain why a request went where it went",
         "Every candidate with the terms of its cost, and the rule that lost each of the others. "
-        "Kept of a sampled share, and of all that failed over or found no replica.",
+        "Kept of a sampled share, of what failed over or found no replica, and of one request a "
+        "second beside.",
     ),
     "requests_text": Operation(
         "Requests",

@@ -773,7 +773,7 @@ export interface paths {
         };
         /**
          * Explain why a request went where it went
-         * @description Every candidate with the terms of its cost, and the rule that lost each of the others. Kept of a sampled share, and of all that failed over or found no replica.
+         * @description Every candidate with the terms of its cost, and the rule that lost each of the others. Kept of a sampled share, of what failed over or found no replica, and of one request a second beside.
          */
         get: operations["requests_dispatch"];
         put?: never;
@@ -1738,7 +1738,7 @@ export interface components {
             attempt: number;
             /** Format: double */
             at: number;
-            /** @description followed: after one that was lost or refused; refused: no replica took it. */
+            /** @description sampled: by the hash of its id; followed: after one that was lost or refused; refused: no replica took it; spare: none of these, while the gateway had few. */
             why: components["schemas"]["WhyEnum"];
             /** @description Log position of placement and configuration. */
             position: number;

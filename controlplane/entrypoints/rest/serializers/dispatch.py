@@ -99,7 +99,8 @@ class DispatchSerializer(serializers.Serializer[Any]):
     at = serializers.FloatField()
     why = serializers.ChoiceField(
         (SAMPLED, FOLLOWED, REFUSED, SPARE),
-        help_text="followed: after one that was lost or refused; refused: no replica took it.",
+        help_text="sampled: by the hash of its id; followed: after one that was lost or refused; "
+        "refused: no replica took it; spare: none of these, while the gateway had few.",
     )
     position = serializers.IntegerField(help_text="Log position of placement and configuration.")
     formula = serializers.IntegerField()

@@ -38,7 +38,7 @@ function NotKept({ found }: { found: RequestDispatch }) {
     return <Empty title="Not known yet">It is put on record when the request has ended.</Empty>;
   }
   const share = percent(found.share);
-  const title = found.is_sampled ? "Not kept" : `Not kept: of many requests a share of ${share} is`;
+  const title = found.is_sampled ? "Not kept" : `Not kept: the sampled share is ${share}`;
   return (
     <Empty title={title}>
       {found.is_sampled
