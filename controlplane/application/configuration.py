@@ -54,8 +54,9 @@ class Configuration:
     retention: dict[str, int | None] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 (hex) of all but the keys, which no file can bring back. An installation whose
-        own settings are those of a new one has the hash that it had before they were in here."""
+        """SHA-256 (hex) of all but the keys, which no file can bring back. The installation's
+        own settings count only where they are not those of a new one, so that files without them
+        keep their hashes."""
         tenants = [{k: v for k, v in one.items() if k != "keys"} for one in self.tenants]
         own = (self.routing, self.retention)
         parts = (tenants, self.models, self.routes, *(own if any(own) else ()))

@@ -310,7 +310,7 @@ def test_an_unknown_field_is_answered_with_the_known_ones_of_its_place(
 def test_the_example_in_the_readme_is_such_a_file(admin: Api) -> None:
     readme = Path(__file__).parents[2] / "controlplane" / "README.md"
     example = readme.read_text().partition("```yaml\n")[2].partition("```")[0]
-    assert apply(admin, example, "?dry_run=true").json()["changed"] == 9
+    assert apply(admin, example, "?dry_run=true").json()["changed"] == 12
 
 
 def test_replicas_are_said_in_either_form() -> None:

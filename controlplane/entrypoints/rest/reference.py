@@ -330,7 +330,9 @@ OPERATIONS = {
     "catalog_export": Operation(
         "Configuration",
         "Export the catalog as YAML",
-        "Models, routes, tenants and budgets, in the form that applying takes. No keys.",
+        "Tenants with their budgets, models, routes, and the installation's weights and retention, "
+        "in the form that applying takes. Keys are named, without their secrets. Who may read it "
+        "sees the days of retention too, as in the events: one file and one hash for all readers.",
     ),
     "catalog_apply": Operation(
         "Configuration",

@@ -13,7 +13,7 @@ export interface paths {
         };
         /**
          * Export the catalog as YAML
-         * @description Models, routes, tenants and budgets, in the form that applying takes. No keys.
+         * @description Tenants with their budgets, models, routes, and the installation's weights and retention, in the form that applying takes. Keys are named, without their secrets. Who may read it sees the days of retention too, as in the events: one file and one hash for all readers.
          */
         get: operations["catalog_export"];
         put?: never;
