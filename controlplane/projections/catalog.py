@@ -78,9 +78,6 @@ class Version(Row, frozen=True, kw_only=True):
         return VersionSpec(**{name: getattr(self, name) for name in VersionSpec.__struct_fields__})
 
 
-_added = attrgetter("added_at_position")
-
-
 class Alias(Row, frozen=True):
     """A second name of a model. A name means one model: the one it was given to last."""
 
@@ -104,6 +101,9 @@ def _change(rows: Rows, name: str, recorded: Recorded, **fields: object) -> None
         if default != model.default_version:
             model = replace(model, default_version=default)
         rows.put(model)
+
+
+_added = attrgetter("added_at_position")
 
 
 def _default_version(rows: Rows, model: Model) -> str | None:

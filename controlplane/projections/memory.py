@@ -11,7 +11,7 @@ from typing import Any
 
 from controlplane.projections.base import Key, R, Row
 
-_NOWHERE: tuple[Any, list[dict[Key, Any]]] = (None, [])
+_NOWHERE: tuple[Any, list[dict[Key, Any]]] = (object(), [])  # as no row's values, None included
 
 
 class _Table:

@@ -1,5 +1,7 @@
 """What people read of the fleet, told by the events that make it so."""
 
+from typing import ClassVar
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from controlplane.domain.budget import Budget
 from controlplane.domain.decider import Event
 from controlplane.domain.version_spec import VersionSpec
 from controlplane.projections.audit import AuditEntry
-from controlplane.projections.base import key_of
+from controlplane.projections.base import Row, key_of
 from controlplane.projections.catalog import Alias, Model, Version
 from controlplane.projections.decisions import Decision
 from controlplane.projections.fleet import LoadFailure, Node, Replica
@@ -368,6 +370,21 @@ def test_an_index_finds_what_a_scan_finds(seed: int) -> None:
         assert sorted(rows.find(Replica, "node_id", name), key=key_of) == sorted(
             scanned, key=key_of
         )
+
+
+class Lent(Row, frozen=True):
+    thing: str
+    to: str | None
+
+    indexed: ClassVar = ("to",)
+
+
+def test_an_index_finds_what_has_no_value() -> None:
+    rows = MemoryRows()
+    rows.put(Lent("book", None))
+    assert rows.find(Lent, "to", None) == (Lent("book", None),)
+    rows.put(Lent("book", "ann"))
+    assert rows.find(Lent, "to", None) == () and rows.find(Lent, "to", "ann")
 
 
 def test_the_state_hash_sees_every_field() -> None:
