@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from controlplane.adapters.private_files import kept_private
 from controlplane.application import failpoints
 from controlplane.config.environment import environment
-from controlplane.entrypoints.processes.command_help import only_reads
+from controlplane.entrypoints.processes.command_help import needs_no_new_folder
 
 ENV = environment()
 BASE_DIR = Path(__file__).resolve().parents[2]
@@ -19,10 +19,10 @@ failpoints.arm(ENV.fail_at)
 
 def _secret_key() -> str:
     """The configured key, or one made once and kept readable by this user only. A command that
-    only reads begins no data folder for it: nothing there could have been signed with it."""
+    works on the data that there is, or on none, begins no folder for it: it signs nothing."""
     if ENV.secret_key:
         return ENV.secret_key
-    if not DATA_DIR.exists() and only_reads(sys.argv):
+    if not DATA_DIR.exists() and needs_no_new_folder(sys.argv):
         return secrets.token_urlsafe(50)
     return kept_private(DATA_DIR / "secret_key", lambda: secrets.token_urlsafe(50))
 

@@ -81,7 +81,7 @@ WITHOUT_DATA = {"", "help", "version", "check", "spectacular", "collectstatic"}
 ASKS_FOR_HELP = {"-h", "--help", "--version"}
 
 
-def only_reads(arguments: list[str]) -> bool:
+def needs_no_new_folder(arguments: list[str]) -> bool:
     """Whether the command line asks for nothing that a new data folder is for."""
     name, *options = [*arguments[1:], ""]
     asks_for_help = bool(ASKS_FOR_HELP & {name, *options})
