@@ -40,15 +40,14 @@ def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         ["--node-id", "a.b"],
         ["--node-id", "*"],
         ["--node-id", "Über"],
-        ["--node-id", "n", "--labels", "a=1"],
+        ["--node-id", "n", "--no-such-option", "1"],
         ["--node-id", "n", "--threads", "-1"],
     ],
 )
 def test_bad_options_end_with_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node's name is one subject token, or it could speak for another node. Labels were once an
-    option that nothing obeyed."""
+    """A node's name is one subject token, or it could speak for another node."""
     with pytest.raises(SystemExit) as ended:
         read_settings(arguments)
     usage, mistake = capsys.readouterr().err.splitlines()
