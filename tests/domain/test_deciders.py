@@ -1,10 +1,13 @@
 """What every aggregate promises, whatever its log holds."""
 
 from functools import reduce
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, get_args
 
 import pytest
 
+from controlplane import domain
 from controlplane.domain import (
     model,
     node,
@@ -28,6 +31,11 @@ EVENTS = {
     scaling: scaling.ScalingEvent,
     tenant: tenant.TenantEvent,
 }
+
+
+def test_every_aggregate_is_here() -> None:
+    names = [one.name for one in iter_modules(domain.__path__, f"{domain.__name__}.")]
+    assert {one for one in map(import_module, names) if hasattr(one, "DECIDER")} == set(EVENTS)
 
 
 @pytest.mark.parametrize("module", EVENTS, ids=lambda module: module.DECIDER.category)
