@@ -62,7 +62,7 @@ class Environment(BaseSettings):
         ge=0,
         le=1,
         description="Share of requests, by a hash of their ids, whose choice of a replica is kept "
-        "even when there are many.",
+        "even when there are many; 0: only of those that were moved or refused.",
     )
     sealing_key: Path | None = Field(
         default=None, description="File with the key that signs checkpoints; empty: in data_dir."

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
@@ -13,7 +13,8 @@ from django.core.management import CommandError, call_command
 from msgspec.structs import replace
 
 from controlplane import bootstrap
-from controlplane.application.catalog_file import RoutingEntry
+from controlplane.application.catalog_file import CatalogFile, RoutingEntry
+from controlplane.domain import retention
 from controlplane.domain.routing import Weights
 from controlplane.projections.base import Row, key_of
 from controlplane.projections.catalog import Alias, Model, Version
@@ -165,6 +166,11 @@ def test_settings_of_the_installation_are_in_the_file(admin: Api) -> None:
     assert file["routing"]["beta"] == 2.0 and file["routing"]["alpha"] == 1.0
     assert file["retention"] == {"requests": 730, "text": None}
     assert [one.get("captures_text") for one in file["tenants"]] == [True, None, None]
+
+
+def test_a_file_may_name_every_kind_that_is_kept() -> None:
+    kinds, _ = get_args(get_type_hints(CatalogFile)["retention"])
+    assert set(get_args(kinds)) == set(retention.KINDS)
 
 
 def test_a_new_installation_has_no_settings_in_its_file_nor_in_its_hash(admin: Api) -> None:
