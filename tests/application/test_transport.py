@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 from controlplane.adapters.natsbus.connection import Bus
 from controlplane.adapters.natsbus.transport import (
-    AT_ONCE,
+    DELTAS_A_TURN,
     BusUnavailable,
     Delta,
     Generate,
@@ -117,7 +117,7 @@ async def test_tokens_arrive_in_order_and_end(nats: NatsServer) -> None:  # noqa
 
 async def test_a_large_frame_lets_others_have_a_turn(nats: NatsServer) -> None:  # noqa: F811
     """What was ready when its first delta came need not wait for its last one."""
-    names = [f"req-{number}" for number in range(3 * AT_ONCE)]
+    names = [f"req-{number}" for number in range(3 * DELTAS_A_TURN)]
     course: list[str] = []
     async with pair(nats) as (transport, agent, _):
 
@@ -130,7 +130,7 @@ async def test_a_large_frame_lets_others_have_a_turn(nats: NatsServer) -> None: 
             await transport.generate("n1", request(name), sink)  # type: ignore[arg-type]
         await agent.frame(*(delta(0, 1, request_id=name, finish="stop") for name in names))
         await until(lambda: len(course) > len(names))
-        assert course[AT_ONCE] == "other"
+        assert course[DELTAS_A_TURN] == "other"
         assert [one for one in course if one != "other"] == names
 
 

@@ -1,5 +1,6 @@
 """Prompts become token ids as the reference makes them, and text never becomes control tokens."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -170,7 +171,8 @@ async def test_a_context_length_is_fetched_once_and_without_the_tokenizer() -> N
     nodes = Nodes({"m@v1": Bundle(b"", max_model_len=64)})
     encoders = Encoders(nodes.fetch)
     assert await encoders.context("m@v1", fetch=False) == 0 and nodes.fetched == []
-    assert [await encoders.context("m@v1", fetch=True) for _ in range(2)] == [64, 64]
+    together = [encoders.context("m@v1", fetch=True) for _ in range(3)]
+    assert await asyncio.gather(*together) == [64, 64, 64]
     assert await encoders.context("m@v1", fetch=False) == 64 and nodes.fetched == ["m@v1"]
     for unknown in ("other@v1", "damaged@v1"):
         assert await encoders.context(unknown, fetch=True) == 0

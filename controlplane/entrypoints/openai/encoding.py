@@ -242,6 +242,7 @@ class Encoders:
         self._ready: dict[str, Encoder] = {}
         self._loading: dict[str, asyncio.Task[Encoder]] = {}
         self._contexts: dict[str, int] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
 
     async def get(self, version_id: str) -> Encoder:
         """Raises NotLoadedYet until a node has published the tokenizer, Refused."""
@@ -258,15 +259,23 @@ class Encoders:
         """Tokens that the loaded model takes; 0 if that is not known, and with ``fetch`` cannot be
         had at once either."""
         if version_id not in self._contexts and fetch:
-            try:
-                async with asyncio.timeout(CONTEXT_WAIT_S):
-                    bundle = await self._fetch(version_id)
-            except Exception as error:  # one damaged bundle does not spoil the list of all models
-                _log.warning("context length of %s: %r", version_id, error)
-                bundle = None
+            task = self._reading.get(version_id)
+            if task is None:
+                task = self._reading[version_id] = asyncio.create_task(self._read(version_id))
+                task.add_done_callback(lambda _: self._reading.pop(version_id, None))
+            await asyncio.shield(task)
+        return self._contexts.get(version_id, 0)
+
+    async def _read(self, version_id: str) -> None:
+        """The figure alone; one damaged bundle does not spoil the list of all models."""
+        try:
+            async with asyncio.timeout(CONTEXT_WAIT_S):
+                bundle = await self._fetch(version_id)
+        except Exception as error:
+            _log.warning("context length of %s: %r", version_id, error)
+        else:
             if bundle is not None:
                 self._contexts[version_id] = bundle.max_model_len
-        return self._contexts.get(version_id, 0)
 
     async def _load(self, version_id: str) -> Encoder:
         bundle = await self._fetch(version_id)
