@@ -1,11 +1,12 @@
 """Settings for every test: nothing is written into the working tree, and each test that asks for
 ``database`` has one of its own.
 
-With ``pytest -n 2`` there are two lanes. What watches real processes against the clock runs one
-test after another in the first; beside it the files of everything else run::
+With ``pytest -n 2`` there are two lanes. What watches real processes against the clock, and mostly
+waits, goes first: half of it in each, one test after another. Then come the files of everything
+else, which want the processor, in whichever lane is free::
 
-    first     agent/test_faults.py, agent/..., crash/..., e2e/..., openai/...
-    second    access/test_jwt.py | contracts/test_budgets.py | domain/... | rest/...
+    first     agent/..., e2e/..., limits/..., live/...              | contracts/test_budgets.py | ...
+    second    application/..., crash/..., openai/..., placement/... | access/test_jwt.py | ...
 
 ``database`` (SQLite, migrated, a file of this test alone) suits everything that uses the event
 store, which has connections and threads of its own. ``@pytest.mark.django_db`` works too, with a
@@ -24,17 +25,21 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.databases import pointed_at
 
-TIMED = {"agent", "application", "crash", "e2e", "limits", "live", "openai", "placement"}
+TIMED = (
+    {"agent", "e2e", "limits", "live"},
+    {"application", "crash", "openai", "placement"},
+)
 _DATA_DIR = Path(tempfile.mkdtemp(prefix="engine-tests-"))
 os.environ["ENGINE_DATA_DIR"] = str(_DATA_DIR)
 
 
 class Lanes(LoadScopeScheduling):
-    """The lane of the most tests is handed out first and whole, then file after file."""
+    """What has the most tests is handed out first: the two halves, whole, and then the files."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "timed" if path.split("/")[1] in TIMED else path
+        folder = path.split("/")[1]
+        return next((f"timed {n}" for n, one in enumerate(TIMED) if folder in one), path)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:

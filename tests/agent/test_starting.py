@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 def readme_script() -> str:
     """The commands of "Start one", the last as the shell's own process."""
     section = (ROOT / "gpuagent" / "README.md").read_text().partition("## Start one")[2]
-    block = section.partition("```console\n")[2].partition("```")[0]
+    block = section.partition("```console\n")[2].partition("```")[0].replace("\\\n", "")
     lines = [line.removeprefix("$ ") for line in block.splitlines()]
-    return "\n".join([*lines[:-1], f"exec {lines[-1]} --devices cpu:1GiB"])
+    return "\n".join([*lines[:-1], f"exec {lines[-1]}"])
 
 
 @pytest.fixture
