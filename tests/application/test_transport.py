@@ -10,7 +10,6 @@ from nats.aio.msg import Msg
 
 from controlplane.adapters.natsbus.connection import Bus
 from controlplane.adapters.natsbus.transport import (
-    DELTAS_A_TURN,
     BusUnavailable,
     Delta,
     Generate,
@@ -113,25 +112,6 @@ async def test_tokens_arrive_in_order_and_end(nats: NatsServer) -> None:  # noqa
         assert [d.token_ids for d in one] == [(10,), (11,)]
         assert [d.token_ids for d in two] == [(20, 21), ()]
         assert transport.num_in_flight("n1") == 0
-
-
-async def test_a_large_frame_lets_others_have_a_turn(nats: NatsServer) -> None:  # noqa: F811
-    """What was ready when its first delta came need not wait for its last one."""
-    names = [f"req-{number}" for number in range(3 * DELTAS_A_TURN)]
-    course: list[str] = []
-    async with pair(nats) as (transport, agent, _):
-
-        def first(_: Delta) -> None:
-            course.append(names[0])
-            asyncio.get_running_loop().call_soon(course.append, "other")
-
-        for name in names:
-            sink = first if name == names[0] else lambda d, name=name: course.append(name)
-            await transport.generate("n1", request(name), sink)  # type: ignore[arg-type]
-        await agent.frame(*(delta(0, 1, request_id=name, finish="stop") for name in names))
-        await until(lambda: len(course) > len(names))
-        assert course[DELTAS_A_TURN] == "other"
-        assert [one for one in course if one != "other"] == names
 
 
 async def test_a_lost_frame_is_sent_again(nats: NatsServer) -> None:  # noqa: F811

@@ -78,7 +78,6 @@ RESEND_EVERY_S = 0.25
 SILENT_S = 3.0
 STRAY_S = 5.0
 MAX_STRAYS = 10_000
-DELTAS_A_TURN = 64
 
 Sink = Callable[[Delta], None]
 
@@ -210,24 +209,13 @@ class Transport:
         self.counts["frames"] += 1
         self.is_behind = self._frames is not None and self._frames.pending_msgs > 0
         missed = self._follow(node_id, frame)
-        strays = await self._deliver_all(node_id, frame)
+        strays = [d for d in frame.deltas if not self._accept(node_id, frame.boot_id, d)]
         if strays:
             await self._stop(node_id, strays)
         if missed:
             self._asked |= missed & self._nodes[node_id].request_ids
         if self._asked:
             await self._resend(self._asked)
-
-    async def _deliver_all(self, node_id: str, frame: Frame) -> list[Delta]:
-        """What nobody waits for. Between ``DELTAS_A_TURN`` of them the event loop looks at what
-        else has come: a frame of hundreds takes longer than an admission."""
-        strays = []
-        for number, delta in enumerate(frame.deltas, 1):
-            if not self._accept(node_id, frame.boot_id, delta):
-                strays.append(delta)
-            if number % DELTAS_A_TURN == 0:
-                await asyncio.sleep(0)
-        return strays
 
     def _follow(self, node_id: str, frame: Frame) -> set[str]:
         """Note the frame's number; the requests that may have lost deltas by a jump in it."""
