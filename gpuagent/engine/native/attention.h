@@ -100,51 +100,67 @@ struct Segment {
 
 constexpr int LINE = 64;
 
+// Scores of BLOCKS blocks from `first` on.
+template <int R, int BLOCKS, class T>
+static void score_blocks(const float* const* queries, const Segment<T>& now, const Segment<T>& next,
+                         int64_t head_dim, float* scores, int first) {
+    Part acc[R][BLOCKS][PARTS] = {};
+    for (int64_t d = 0; d < head_dim; d++) {
+        Part k[BLOCKS][PARTS];
+        for (int j = 0; j < BLOCKS; j++) {
+            load_parts(k[j], now.keys[first + j] + d * BLOCK);
+            if (d % (LINE / (BLOCK * sizeof(T))) == 0)
+                __builtin_prefetch(next.keys[first + j] + d * BLOCK, 0, 2);
+        }
+        for (int r = 0; r < R; r++) {
+            Part q = splat_part(queries[r][d]);
+            for (int j = 0; j < BLOCKS; j++)
+                for (int p = 0; p < PARTS; p++) acc[r][j][p] += q * k[j][p];
+        }
+    }
+    for (int j = 0; j < BLOCKS; j++) {
+        for (int r = 0; r < R; r++) {
+            Vec whole = whole_of(acc[r][j]);
+            if constexpr (sizeof(T) == 1) whole *= load(now.key_scales[first + j]);
+            store(scores + r * SEGMENT + (first + j) * BLOCK, whole);
+        }
+    }
+}
+
 template <int R, class T>
 static void score(const float* const* queries, const Segment<T>& now, const Segment<T>& next,
                   int64_t head_dim, float* scores) {
-    Vec acc[R][4] = {};
-    for (int64_t d = 0; d < head_dim; d++) {
-        Vec k[4];
-        for (int j = 0; j < 4; j++) {
-            k[j] = load(now.keys[j] + d * BLOCK);
-            if (d % (LINE / (BLOCK * sizeof(T))) == 0)
-                __builtin_prefetch(next.keys[j] + d * BLOCK, 0, 2);
-        }
-        for (int r = 0; r < R; r++) {
-            Vec q = splat(queries[r][d]);
-            for (int j = 0; j < 4; j++) acc[r][j] += q * k[j];
-        }
-    }
-    for (int j = 0; j < 4; j++) {
-        if constexpr (sizeof(T) == 1)
-            for (int r = 0; r < R; r++) acc[r][j] *= load(now.key_scales[j]);
-        for (int r = 0; r < R; r++) store(scores + r * SEGMENT + j * BLOCK, acc[r][j]);
-    }
+    constexpr int BLOCKS = PARTS == 1 ? 4 : 1;  // whose sums fit into the registers
+    for (int first = 0; first < 4; first += BLOCKS)
+        score_blocks<R, BLOCKS>(queries, now, next, head_dim, scores, first);
 }
 
 template <int R, int W, class T>
 static void weigh(const float* weights, const Segment<T>& now, const Segment<T>& next, int64_t tokens,
                   int64_t head_dim, int64_t column, float* const* outputs, const float* factors) {
-    Vec acc[R][W];
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < W; j++)
-            acc[r][j] = load(outputs[r] + column + j * LANES) * factors[r];
+    Part acc[R][W][PARTS];
+    for (int r = 0; r < R; r++) {
+        for (int j = 0; j < W; j++) {
+            load_parts(acc[r][j], outputs[r] + column + j * LANES);
+            for (int p = 0; p < PARTS; p++) acc[r][j][p] *= factors[r];
+        }
+    }
     for (int64_t t = 0; t < tokens; t++) {
         const int64_t offset = (t % BLOCK) * head_dim + column;
-        Vec parts[W];
+        Part values[W][PARTS];
         for (int j = 0; j < W; j++) {
-            parts[j] = load(now.values[t / BLOCK] + offset + j * LANES);
+            load_parts(values[j], now.values[t / BLOCK] + offset + j * LANES);
             if (j % (LINE / (LANES * sizeof(T))) == 0)
                 __builtin_prefetch(next.values[t / BLOCK] + offset + j * LANES, 0, 2);
         }
         for (int r = 0; r < R; r++) {
-            Vec p = splat(weights[r * SEGMENT + t]);
-            for (int j = 0; j < W; j++) acc[r][j] += p * parts[j];
+            Part weight = splat_part(weights[r * SEGMENT + t]);
+            for (int j = 0; j < W; j++)
+                for (int p = 0; p < PARTS; p++) acc[r][j][p] += weight * values[j][p];
         }
     }
     for (int r = 0; r < R; r++)
-        for (int j = 0; j < W; j++) store(outputs[r] + column + j * LANES, acc[r][j]);
+        for (int j = 0; j < W; j++) store(outputs[r] + column + j * LANES, whole_of(acc[r][j]));
 }
 
 // What a row has seen so far.
@@ -203,9 +219,10 @@ static void segment_rows(Row* rows, const Segment<T>& now, const Segment<T>& nex
             }
         }
     }
+    constexpr int WIDTH = PARTS == 1 ? 4 : 1;  // whose sums fit into the registers
     int64_t column = 0;
-    for (; column + 4 * LANES <= head_dim; column += 4 * LANES)
-        weigh<R, 4>(scores, now, next, tokens, head_dim, column, outputs, factors);
+    for (; column + WIDTH * LANES <= head_dim; column += WIDTH * LANES)
+        weigh<R, WIDTH>(scores, now, next, tokens, head_dim, column, outputs, factors);
     for (; column < head_dim; column += LANES)
         weigh<R, 1>(scores, now, next, tokens, head_dim, column, outputs, factors);
 }

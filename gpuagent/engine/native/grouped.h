@@ -57,7 +57,7 @@ static void grouped_linear(const Linear& w, const Rows& x, const Target& out, in
     Linear wide = w;
     wide.scales = wide.zeros = nullptr;
     wide.group = 0;
-    const int64_t tiles = (x.count + 11) / 12;
+    const int64_t tiles = (x.count + FLOAT_ROWS - 1) / FLOAT_ROWS;
     for (int64_t panel = first; panel < last; panel++) {
         widen_panel(w, panel, buffer.data());
         wide.weight = buffer.data() - panel * size;  // the tiles go by the panel's number
@@ -65,7 +65,7 @@ static void grouped_linear(const Linear& w, const Rows& x, const Target& out, in
         const int64_t part = panel + 1 < limit && tiles <= 32 ? bytes / tiles / 64 * 64 : 0;
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = x.count * t / tiles, end = x.count * (t + 1) / tiles;
-            tile<12>(wide, panel, x, row, end - row, out, next + t * part, part);
+            tile<FLOAT_ROWS>(wide, panel, x, row, end - row, out, next + t * part, part);
         }
     }
 }

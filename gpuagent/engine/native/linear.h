@@ -9,7 +9,8 @@
 // Rows of x go through a panel in tiles of up to 12 (24 accumulators, 2 weights, the rest for
 // broadcasts). One tile reads W in a stream, which the hardware foresees. With several tiles the
 // memory would rest while all but the first are computed, so meanwhile the next panel is fetched,
-// a part with each tile.
+// a part with each tile. Where registers are narrower and fewer (AVX2 has 16 of 8 floats), a tile has
+// up to 6 rows and takes the halves of the panel in turn, 64 inputs each: 12 accumulators, 2 weights.
 //
 // int8: weights are signed with one scale per output, stored + 128 as unsigned (the multiply
 // instruction wants one operand of each kind); activations are signed with one scale per token
@@ -22,6 +23,11 @@
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;
+constexpr int FLOAT_ROWS = PART_LANES == LANES ? 12 : 6;  // of a tile
+constexpr int INPUTS_A_PASS = 64;                         // 8 KiB of a panel
+
+// Over the panel: one for each half where the sums of a tile do not fit into the registers together.
+constexpr int passes(int rows) { return PART_LANES == LANES || rows <= 2 ? 1 : 2; }
 
 enum Epilogue { STORE, ADD, SWIGLU };
 
@@ -80,39 +86,95 @@ static inline void fetch(const char* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
+// Adds the products of `count` inputs to sums of WIDTH registers for each of M rows. A sum takes its
+// terms in the order of the inputs, however wide a register is. `Part` is what the machine has
+// registers for: the compiler keeps wider vectors in memory, and each multiply-add waits for it.
+template <int M, int WIDTH>
+static inline void float_sums(const float* a, int64_t stride, const float* b, int64_t count,
+                              Part (&sums)[M][WIDTH], const char* next, int64_t next_bytes) {
+    constexpr int UNROLL = 8;
+    const int64_t part = next_bytes * UNROLL / count;  // bytes to fetch each UNROLL steps
+    Part held[M][WIDTH];
+    std::memcpy(held, sums, sizeof sums);
+    auto step = [&](int64_t k) {
+        Part weights[WIDTH];
+        for (int p = 0; p < WIDTH; p++) weights[p] = load_part(b + k * PANEL + p * PART_LANES);
+        for (int i = 0; i < M; i++) {
+            Part broadcast = splat_part(a[i * stride + k]);
+            for (int p = 0; p < WIDTH; p++) held[i][p] += broadcast * weights[p];
+        }
+    };
+    int64_t k = 0;
+    for (; k + UNROLL <= count; k += UNROLL) {
+        fetch(next, part);
+        next += part;
+        for (int u = 0; u < UNROLL; u++) step(k + u);
+    }
+    for (; k < count; k++) step(k);
+    std::memcpy(sums, held, sizeof sums);
+}
+
 template <int M>
 static void float_tile(const Linear& w, int64_t panel, const Rows& x, int64_t row,
                        const Target& out, const char* next, int64_t next_bytes) {
+    constexpr int PASSES = passes(M), WIDTH = PANEL / PART_LANES / PASSES;
     const float* a = x.values + row * x.stride;
     const float* b = static_cast<const float*>(w.weight) + panel * w.inputs * PANEL;
-    const int64_t stride = x.stride, inputs = w.inputs;
-    Vec acc[M][2] = {};
-    constexpr int UNROLL = 8;
-    const int64_t part = next_bytes * UNROLL / inputs;  // bytes to fetch each UNROLL steps
-    int64_t k = 0;
-    for (; k + UNROLL <= inputs; k += UNROLL) {
-        fetch(next, part);
-        next += part;
-        for (int u = 0; u < UNROLL; u++) {
-            Vec b0 = load(b + (k + u) * PANEL), b1 = load(b + (k + u) * PANEL + LANES);
-            for (int i = 0; i < M; i++) {
-                Vec broadcast = splat(a[i * stride + k + u]);
-                acc[i][0] += broadcast * b0;
-                acc[i][1] += broadcast * b1;
-            }
+    Part sums[PASSES][M][WIDTH] = {};
+    const int64_t block = PASSES == 1 ? w.inputs : INPUTS_A_PASS;
+    for (int64_t k = 0; k < w.inputs; k += block) {
+        const int64_t count = std::min(block, w.inputs - k), bytes = next_bytes * count / w.inputs;
+        for (int pass = 0; pass < PASSES; pass++) {
+            float_sums<M, WIDTH>(a + k, x.stride, b + k * PANEL + pass * LANES, count, sums[pass],
+                                 next, pass ? 0 : bytes);
         }
+        next += bytes;
     }
-    for (; k < inputs; k++) {
-        Vec b0 = load(b + k * PANEL), b1 = load(b + k * PANEL + LANES);
-        for (int i = 0; i < M; i++) {
-            Vec broadcast = splat(a[i * stride + k]);
-            acc[i][0] += broadcast * b0;
-            acc[i][1] += broadcast * b1;
-        }
-    }
+    Vec acc[M][2];
+    for (int i = 0; i < M; i++)
+        for (int pass = 0; pass < PASSES; pass++)
+            std::memcpy(&acc[i][pass], sums[pass][i], sizeof sums[pass][i]);
     finish_tile<M>(acc, w, panel, row, out);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Eight outputs times four inputs: the instruction wants one operand of each kind and must not
+// saturate, so here the activation gives its sign to the weight.
+static inline __m256i dot4(__m256i acc, __m256i weights, __m256i activations) {
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(activations),
+                                         _mm256_sign_epi8(weights, activations));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+template <int M>
+static void int8_sums(const Linear& w, const char* b, const Rows& x, int64_t row, Vec (&acc)[M][2],
+                      const char* next, int64_t next_bytes) {
+    const int64_t groups = w.inputs / GROUP, part = next_bytes / groups;
+    const __m256i flip = _mm256_set1_epi8(-128);  // from stored + 128 to signed
+    Part sums[4][M] = {};
+    for (int64_t g = 0; g < groups; g++, b += GROUP * PANEL, next += part) {
+        fetch(next, part);
+        for (int quarter = 0; quarter < 4; quarter++) {
+            __m256i dots[M] = {};
+            for (int k = 0; k < GROUP; k += 4) {
+                const char* from = b + k * PANEL + quarter * 32;
+                __m256i weights = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)from), flip);
+                for (int i = 0; i < M; i++) {
+                    int32_t four;
+                    std::memcpy(&four, x.quantised + (row + i) * x.stride + g * GROUP + k, 4);
+                    dots[i] = dot4(dots[i], weights, _mm256_set1_epi32(four));
+                }
+            }
+            for (int i = 0; i < M; i++)
+                sums[quarter][i] += (Part)_mm256_cvtepi32_ps(dots[i]) *
+                                    splat_part(x.scales[(row + i) * groups + g]);
+        }
+    }
+    for (int i = 0; i < M; i++)
+        for (int quarter = 0; quarter < 4; quarter++)
+            std::memcpy((float*)acc[i] + quarter * PART_LANES, &sums[quarter][i], sizeof(Part));
+}
+#else
 static inline IVec dot4(IVec acc, IVec unsigned_bytes, int32_t signed_bytes) {
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
     return (IVec)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)unsigned_bytes,
@@ -126,15 +188,13 @@ static inline IVec dot4(IVec acc, IVec unsigned_bytes, int32_t signed_bytes) {
 }
 
 template <int M>
-static void int8_tile(const Linear& w, int64_t panel, const Rows& x, int64_t row,
-                      const Target& out, const char* next, int64_t next_bytes) {
+static void int8_sums(const Linear& w, const char* b, const Rows& x, int64_t row, Vec (&acc)[M][2],
+                      const char* next, int64_t next_bytes) {
     const int64_t groups = w.inputs / GROUP;
-    const char* b = static_cast<const char*>(w.weight) + panel * w.inputs * PANEL;
     const int8_t* a = x.quantised + row * x.stride;
     const float* scales = x.scales + row * groups;
     const int32_t* starts = x.starts + row * groups;
     const int64_t stride = x.stride, part = next_bytes / groups;
-    Vec acc[M][2] = {};
     for (int64_t g = 0; g < groups; g++) {
         fetch(next, part);
         next += part;
@@ -156,6 +216,15 @@ static void int8_tile(const Linear& w, int64_t panel, const Rows& x, int64_t row
             acc[i][1] += __builtin_convertvector(dots[i][1], Vec) * scale;
         }
     }
+}
+#endif
+
+template <int M>
+static void int8_tile(const Linear& w, int64_t panel, const Rows& x, int64_t row,
+                      const Target& out, const char* next, int64_t next_bytes) {
+    const char* b = static_cast<const char*>(w.weight) + panel * w.inputs * PANEL;
+    Vec acc[M][2] = {};
+    int8_sums<M>(w, b, x, row, acc, next, next_bytes);
     Vec low = load(w.scales + panel * PANEL), high = load(w.scales + panel * PANEL + LANES);
     for (int i = 0; i < M; i++) {
         acc[i][0] *= low;
@@ -172,14 +241,14 @@ static void tile(const Linear& w, int64_t panel, const Rows& x, int64_t row, int
     } else if (w.scales) {
         if constexpr (M <= 6) int8_tile<M>(w, panel, x, row, out, next, bytes);
     } else {
-        float_tile<M>(w, panel, x, row, out, next, bytes);
+        if constexpr (M <= FLOAT_ROWS) float_tile<M>(w, panel, x, row, out, next, bytes);
     }
 }
 
 // Panels [first, last) for all rows; panels below `limit` are worth fetching ahead.
 static void linear(const Linear& w, const Rows& x, const Target& out, int64_t first, int64_t last,
                    int64_t limit) {
-    const int64_t largest = w.scales ? 6 : 12;
+    const int64_t largest = w.scales ? 6 : FLOAT_ROWS;
     const int64_t tiles = (x.count + largest - 1) / largest;
     const int64_t bytes = w.inputs * PANEL * (w.scales ? 1 : 4);
     for (int64_t panel = first; panel < last; panel++) {
@@ -188,7 +257,7 @@ static void linear(const Linear& w, const Rows& x, const Target& out, int64_t fi
         const int64_t part = is_worth_it ? bytes / tiles / 64 * 64 : 0;
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = x.count * t / tiles, end = x.count * (t + 1) / tiles;
-            tile<12>(w, panel, x, row, end - row, out, next + t * part, part);
+            tile<std::max(FLOAT_ROWS, 6)>(w, panel, x, row, end - row, out, next + t * part, part);
         }
     }
 }

@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -26,6 +26,7 @@ static inline Vec load(const int8_t* p) {
     IVec wide = __builtin_convertvector(*reinterpret_cast<const Bytes*>(p), IVec);
     return __builtin_convertvector(wide, Vec);
 }
+
 static inline void store(float* p, Vec v) { *reinterpret_cast<VecU*>(p) = v; }
 static inline void store(int8_t* p, IVec v) {  // the low byte of each
 #if defined(__AVX512F__)
@@ -40,6 +41,39 @@ static inline void store(int8_t* p, IVec v) {  // the low byte of each
 static inline Vec splat(float x) {
     return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
+
+// What fits into one register; products are summed in these.
+#if defined(__AVX512F__)
+constexpr int PART_LANES = 16;
+typedef float Part __attribute__((vector_size(64)));
+static inline Part splat_part(float x) { return splat(x); }
+#elif defined(__AVX__)
+constexpr int PART_LANES = 8;
+typedef float Part __attribute__((vector_size(32)));
+static inline Part splat_part(float x) { return Part{x, x, x, x, x, x, x, x}; }
+#else
+constexpr int PART_LANES = 4;
+typedef float Part __attribute__((vector_size(16)));
+static inline Part splat_part(float x) { return Part{x, x, x, x}; }
+#endif
+constexpr int PARTS = LANES / PART_LANES;
+static inline Part load_part(const float* p) {
+    typedef float PartU __attribute__((vector_size(4 * PART_LANES), aligned(4), may_alias));
+    return *reinterpret_cast<const PartU*>(p);
+}
+static inline void load_parts(Part (&to)[PARTS], const float* from) {
+    for (int p = 0; p < PARTS; p++) to[p] = load_part(from + p * PART_LANES);
+}
+static inline void load_parts(Part (&to)[PARTS], const int8_t* from) {
+    Vec whole = load(from);
+    std::memcpy(to, &whole, sizeof whole);
+}
+static inline Vec whole_of(const Part (&parts)[PARTS]) {
+    Vec whole;
+    std::memcpy(&whole, parts, sizeof whole);
+    return whole;
+}
+
 static inline Vec rounded(Vec x) {  // to integers, |x| < 2^22
     const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds
     return (x + magic) - magic;
