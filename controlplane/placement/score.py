@@ -100,16 +100,10 @@ def score(found: Terms) -> Array:
 def candidates(
     fleet: Fleet, found: Terms, scores: Array, cells: Sequence[int]
 ) -> tuple[Candidate, ...]:
-    """Term by term, for those that are stored; a term may be of a whole row, or of the fleet."""
+    """Term by term, for those that are stored."""
     width = scores.shape[1]
-    rows = [cell // width for cell in cells]
     columns = [
-        [_NONE[name]] * len(cells)
-        if term is _NOTHING
-        else [
-            ScoreTerm(name, float(term.item(at))) for at in (rows if term.shape[1] == 1 else cells)
-        ]
-        for name, term in zip(Terms._fields, found, strict=True)
+        _stored(name, term, width, cells) for name, term in zip(Terms._fields, found, strict=True)
     ]
     rated = zip(map(fleet.slots.__getitem__, cells), cells, zip(*columns, strict=True), strict=True)
     return tuple(
@@ -118,6 +112,15 @@ def candidates(
             for slot, cell, named in rated
         ]
     )
+
+
+def _stored(name: str, term: Array, width: int, cells: Sequence[int]) -> list[ScoreTerm]:
+    """One term of each of the cells; it may be of a whole row, or of the whole fleet."""
+    if term is _NOTHING:
+        return [_NONE[name]] * len(cells)
+    if term.shape[1] == 1:
+        cells = [cell // width for cell in cells]
+    return [ScoreTerm(name, float(term.item(cell))) for cell in cells]
 
 
 def _by_row(

@@ -47,21 +47,13 @@ from controlplane.adapters.readmodel.projector import Projector  # noqa: E402
 from controlplane.application.chain import GENESIS, follow  # noqa: E402
 from controlplane.application.handle import CommandHandler  # noqa: E402
 from controlplane.application.ports import READ_BATCH, Append, EventMeta, EventStore, Idempotency  # noqa: E402
-from controlplane.domain import (  # noqa: E402
-    model,
-    node,
-    placement,
-    retention,
-    route,
-    routing,
-    scaling,
-    tenant,
-)
+from controlplane.domain import tenant  # noqa: E402
 from controlplane.domain.decider import Decider, fold  # noqa: E402
 from controlplane.domain.ids import TenantId  # noqa: E402
 from controlplane.projections.fold import STATE, Folder  # noqa: E402
 from controlplane.projections.memory import MemoryRows  # noqa: E402
 from tests.contracts.stores import postgres_settings, scratch_postgres  # noqa: E402
+from tests.domain.test_deciders import EVENTS as AGGREGATES  # noqa: E402
 from tests.projections.history import random_history  # noqa: E402
 
 META = EventMeta("user:ada", "req-0123456789", "", "10.0.0.1", "")
@@ -72,8 +64,7 @@ NUM_REPLAYED = 2_000
 NUM_PROJECTED = 10_000
 
 DECIDERS: dict[str, Decider[Any]] = {
-    module.DECIDER.category: module.DECIDER
-    for module in (tenant, model, route, node, placement, scaling, routing, retention)
+    module.DECIDER.category: module.DECIDER for module in AGGREGATES
 }
 
 # They take long.
