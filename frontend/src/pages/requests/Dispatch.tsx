@@ -69,7 +69,9 @@ function OneDispatch({ dispatch, alone, whole }: OneDispatchProps) {
         </span>
       )}
       <p className={classes.sentence}>{headline(dispatch)}</p>
-      {dispatch.why !== "sampled" && dispatch.why !== "spare" && <span>{dispatch.sentences[0]}</span>}
+      {dispatch.why !== "sampled" && dispatch.why !== "spare" && (
+        <span>{dispatch.sentences[0]}</span>
+      )}
       {candidates.length > 0 && <Candidates dispatch={dispatch} />}
       {rejected.length > 0 && (
         <DataTable
