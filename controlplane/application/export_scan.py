@@ -48,6 +48,7 @@ class Scan:
     number: int = 0
     position: int = 0
     _segments: list[Sealed] = field(default_factory=list)
+    _sealed_so_far: bool = True  # of what was read last; asked for once each time
     _tile: tuple[int, bytes] = (-1, b"")
 
     def rows(self, upto: int, limit: int) -> Iterator[list[Row]]:
@@ -59,6 +60,7 @@ class Scan:
             read = self.source.records.read(self.position, upto, _READ, NEWEST[log])
             if not read:
                 raise IntegrityError(self.position + 1, "missing, or moved to an archive")
+            self._sealed_so_far = True
             rows: list[Row] = []
             for record in read:
                 columns, digest = record if log == EVENTS else (record, None)
@@ -85,8 +87,9 @@ class Scan:
         """What the segment of ``position`` was sealed as; the newest if it is not sealed yet."""
         while self._segments and self._segments[0].checkpoint.size < position:
             self._segments.pop(0)
-        if not self._segments:
+        if not self._segments and self._sealed_so_far:
             self._segments = self.source.seals.checkpoints(self.source.log, position - 1, 100)
+            self._sealed_so_far = bool(self._segments)
         if self._segments and self._segments[0].checkpoint.first <= position:
             return self._segments[0].checkpoint.record
         return NEWEST[self.source.log]

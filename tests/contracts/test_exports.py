@@ -142,6 +142,26 @@ def test_the_same_command_again_takes_what_came_since(place: Place) -> None:
     assert verify_export(folder, [SIGNER.public]).manifest.rows == COUNT["events"] + 20
 
 
+def test_what_is_not_sealed_yet_costs_no_question_for_each_row(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail behind the last checkpoint: one look for all that was read at once."""
+    fill_ledger(500, first=COUNT["requests"] + 1, seed=2)
+    looked: list[int] = []
+    checkpoints = DjangoSealStore.checkpoints
+
+    def counted(self: DjangoSealStore, log: str, after: int, limit: int) -> Any:
+        looked.append(after)
+        return checkpoints(self, log, after, limit)
+
+    monkeypatch.setattr(DjangoSealStore, "checkpoints", counted)
+    everything = COUNT["requests"] + 500
+    form = format_of("jsonl", "requests")
+    made = FileExport(place.sources["requests"], form, Filters(), everything)
+    rows = b"".join(made.chunks()).splitlines()
+    assert len(rows) == everything and len(looked) < 10
+
+
 @pytest.mark.parametrize("log", COUNT)
 def test_filters_leave_out_the_rest(place: Place, log: str) -> None:
     """By tenant, type, time and position; each such export verifies, and says what it took."""
