@@ -1,9 +1,10 @@
 """What is billed is what was generated: ``python -m tests.crash.conservation``.
 
 Two gateways, two agents with simulated models, and thousands of requests: chat and completions,
-streamed or not, and generations over websockets; some of both with two choices. A fifth of the
-clients hang up at a random token. The first half of the requests meets no fault but those clients;
-then the tokens in the ledger must be the tokens that the engines counted, to the token. During the
+streamed or not and some with two choices, generations over websockets, and lists of texts to embed.
+A fifth of the clients hang up at a random token. The first half of the requests meets no fault but
+those clients; then the tokens in the ledger must be the tokens that the engines counted, to the
+token, and so must the tokens of the texts that were embedded. During the
 second half gateways and engine workers are killed in turn, and then they must be so again. At the
 end each accepted request has one record that ended, whoever saw an answer to its end finds it there
 token by token, no client saw a token that was not billed, and usage is the sum of the records::
@@ -37,10 +38,16 @@ from typing import Any
 CONCURRENCY = 48
 DISCONNECTING = 0.2
 MAX_TOKENS = 40
+# One order's: of a longer list one part may be computed and another lost with its engine, twice.
+# Such a request fails, and what was computed of it is billed to nobody.
+MAX_TEXTS = 32
 TENANTS = 4
 LONGEST_S = 60.0
 WORD = re.compile(rb"tok\d+")
-COUNTER = re.compile(r"^\S*generation_tokens_total\{[^}]*\} (\S+)", re.MULTILINE)
+GENERATED = re.compile(r"^\S*generation_tokens_total\{[^}]*\} (\S+)", re.MULTILINE)
+EMBEDDED = re.compile(
+    r"^engine:prompt_tokens_total\{[^}]*model_name=\"e\"[^}]*\} (\S+)", re.MULTILINE
+)
 
 
 @dataclass
@@ -57,9 +64,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ask:
-    """``hang_up_at``: the token after which the client leaves; 0: it stays."""
+    """``hang_up_at``: the token after which the client leaves; 0: it stays. Of embeddings
+    ``max_tokens`` is the number of texts, each of which takes a step."""
 
-    kind: str  # chat, completions or websocket
+    kind: str  # chat, completions, websocket or embeddings
     stream: bool
     tenant: int
     max_tokens: int
@@ -70,12 +78,12 @@ class Ask:
 def asks(seed: int, count: int) -> Iterator[Ask]:
     choose = random.Random(seed)
     for _ in range(count):
-        kind = choose.choice(("chat", "chat", "completions", "websocket"))
-        most = choose.randint(1, MAX_TOKENS)
+        kind = choose.choice(("chat", "chat", "completions", "websocket", "embeddings"))
+        most = choose.randint(1, MAX_TEXTS if kind == "embeddings" else MAX_TOKENS)
         leaves = choose.random() < DISCONNECTING
-        stream = kind == "websocket" or choose.random() < 0.6
+        stream = kind == "websocket" or (kind != "embeddings" and choose.random() < 0.6)
         tenant, at = choose.randrange(TENANTS), choose.randint(1, most)
-        choices = 2 if kind != "websocket" and choose.random() < 0.1 else 1
+        choices = 2 if kind in ("chat", "completions") and choose.random() < 0.1 else 1
         yield Ask(kind, stream, tenant, most, at if leaves else 0, choices)
 
 
@@ -99,20 +107,33 @@ class Fleet:
     def start(self) -> None:
         from controlplane.domain.version_spec import VersionSpec
 
-        spec = VersionSpec(
-            version="v1",
-            source="simulated://m?step_ms=4&prefill_tps=1000000",
-            gpu_memory=2**26,
-            max_batch=64,
-            max_prompt_tokens=512,
-            max_output_tokens=512,
-        )
+        specs = {
+            "m": VersionSpec(
+                version="v1",
+                source="simulated://m?step_ms=4&prefill_tps=1000000",
+                gpu_memory=2**26,
+                max_batch=64,
+                max_prompt_tokens=512,
+                max_output_tokens=512,
+            ),
+            "e": VersionSpec(
+                version="v1",
+                source="simulated://e?step_ms=4&prefill_tps=1000000&dims=8",
+                gpu_memory=2**26,
+                max_batch=1,
+                max_prompt_tokens=64,
+                task="embed",
+                max_inputs=MAX_TEXTS,
+            ),
+        }
         self.stack.start()
         self.gateways[1].start()
-        self.stack.add_version("m", spec)
+        for name, spec in specs.items():
+            self.stack.add_version(name, spec)
         for node_id in ("n1", "n2"):
             self.stack.add_agent(node_id)
-            self.stack.place("m", spec, node_id)
+            for name, spec in specs.items():
+                self.stack.place(name, spec, node_id)
         self.keys = [self.stack.add_tenant(f"tenant{number}") for number in range(TENANTS)]
         self.wait_until_ready()
 
@@ -128,22 +149,26 @@ class Fleet:
         self.gateways[1].stop()
         self.stack.stop()
 
-    def generated(self) -> int:
+    def counted(self, counter: re.Pattern[str]) -> int:
         """Tokens that the engines have counted."""
         pages = [agent.get("/metrics")[1] for agent in self.stack.agents.values()]
-        return sum(int(float(found)) for page in pages for found in COUNTER.findall(page))
+        return sum(int(float(found)) for page in pages for found in counter.findall(page))
 
     def query(self, sql: str) -> list[Any]:
         path = self.stack.directory / "engine.sqlite3"
         with closing(sqlite3.connect(path, timeout=10)) as connection:
             return connection.execute(sql).fetchall()
 
-    def billed(self) -> int:
-        return int(
-            self.query("SELECT SUM(num_output_tokens) FROM ledger_usage WHERE scope = 'tenant'")[0][
-                0
-            ]
-            or 0
+    def billed(self, what: str, model: str) -> int:
+        """``what``: num_output_tokens or num_prompt_tokens."""
+        sql = f"SELECT SUM({what}) FROM ledger_usage WHERE scope = 'model' AND target = '{model}'"
+        return int(self.query(sql)[0][0] or 0)
+
+    def apart(self) -> tuple[int, int]:
+        """Billed minus counted: tokens generated, and tokens embedded."""
+        return (
+            self.billed("num_output_tokens", "m") - self.counted(GENERATED),
+            self.billed("num_prompt_tokens", "e") - self.counted(EMBEDDED),
         )
 
     def num_open(self) -> int:
@@ -207,6 +232,8 @@ def _http_request(ask: Ask, key: str) -> bytes:
     path = "/v1/completions"
     if ask.kind == "chat":
         path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "Hello"}]
+    elif ask.kind == "embeddings":
+        path, body = "/v1/embeddings", {"model": "e", "input": ["Hello"] * ask.max_tokens}
     else:
         body["prompt"] = "Once upon a time"
     if ask.stream:
@@ -235,7 +262,8 @@ async def _read_body(reader: asyncio.StreamReader, ask: Ask, seen: Seen) -> None
         if ask.hang_up_at and seen.num_tokens >= ask.hang_up_at:
             seen.ended = "hung up"
             return
-    usage = re.findall(rb'"completion_tokens": ?(\d+)', body)
+    told = b"prompt" if ask.kind == "embeddings" else b"completion"
+    usage = re.findall(rb'"%b_tokens": ?(\d+)' % told, body)
     whole = b"data: [DONE]" in body if ask.stream else bool(usage)
     if seen.ended != "refused" and whole:
         failed = b'"error"' in body
@@ -323,10 +351,10 @@ def settled(fleet: Fleet, seconds: float = 90.0) -> float:
     return time.monotonic() - began
 
 
-def difference(fleet: Fleet) -> int:
-    """Billed minus generated; engines tell their counters every two seconds."""
+def difference(fleet: Fleet) -> tuple[int, int]:
+    """See ``Fleet.apart``; engines tell their counters every two seconds."""
     for _ in range(60):
-        if (apart := fleet.billed() - fleet.generated()) == 0:
+        if (apart := fleet.apart()) == (0, 0):
             break
         time.sleep(0.1)
     return apart
@@ -336,7 +364,8 @@ def violations(fleet: Fleet, seen: list[Seen]) -> Iterator[str]:
     rows = {
         row[0]: row[1:]
         for row in fleet.query(
-            "SELECT request_id, outcome, num_output_tokens, max_output_tokens FROM ledger_request"
+            "SELECT request_id, outcome, num_prompt_tokens, num_output_tokens, max_output_tokens"
+            " FROM ledger_request"
         )
     }
     ids = [one.request_id for one in seen if one.request_id]
@@ -351,8 +380,9 @@ def violations(fleet: Fleet, seen: list[Seen]) -> Iterator[str]:
     yield from _totals(fleet)
 
 
-def _violation(one: Seen, outcome: str, billed: int, most: int) -> Iterator[str]:
-    if one.ended == "done" and (outcome, billed) != ("ok", one.usage):
+def _violation(one: Seen, outcome: str, prompt: int, billed: int, most: int) -> Iterator[str]:
+    told = prompt if one.kind == "embeddings" else billed
+    if one.ended == "done" and (outcome, told) != ("ok", one.usage):
         yield f"{one}: on record {outcome}, {billed} tokens"
     if one.num_tokens > billed:
         yield f"{one}: on record {outcome}, {billed} tokens, fewer than were seen"
@@ -421,21 +451,20 @@ def run(fleet: Fleet, asked: argparse.Namespace) -> int:
     began = time.monotonic()
     seen = asyncio.run(play(fleet, every[:half]))
     settled(fleet)
-    apart, generated = difference(fleet), fleet.generated()
-    found = [f"billed - generated = {apart} tokens"] if apart else []
+    before, counted = difference(fleet), (fleet.counted(GENERATED), fleet.counted(EMBEDDED))
     more, killed = asyncio.run(_with_kills(fleet, every[half:], asked))
     seen += more
-    waited = settled(fleet)
-    if after := difference(fleet):
-        found.append(f"after the kills billed - generated = {after} tokens")
+    waited, after = settled(fleet), difference(fleet)
+    found = [f"billed - counted = {apart}" for apart in (before, after) if apart != (0, 0)]
     found += violations(fleet, seen)
     for one in found[:20]:
         print(f"VIOLATION {one}")
     print(
         f"{len(seen)} requests, seed {asked.seed}, {time.monotonic() - began:.0f} s:"
         f" {dict(Counter(one.ended for one in seen))}, {dict(killed)} killed\n"
-        f"before the kills: {generated} tokens generated, billed - generated = {apart}\n"
-        f"after them: {fleet.billed()} billed, billed - generated = {after}; all ended"
+        f"before the kills: {counted[0]} tokens generated, billed - generated = {before[0]};"
+        f" {counted[1]} embedded, billed - embedded = {before[1]}\n"
+        f"after them: billed - generated = {after[0]}, billed - embedded = {after[1]}; all ended"
         f" {waited:.1f} s after the last answer, of killed gateways {closed_by(fleet)},"
         f" {unseen(fleet, seen)} tokens billed and not seen\n"
         f"violations: {len(found)}"

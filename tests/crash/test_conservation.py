@@ -26,4 +26,5 @@ def test_what_is_billed_is_what_was_generated() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("billed - generated = 0") == 2 and "violations: 0" in done.stdout
+    assert done.stdout.count("billed - embedded = 0") == 2
     assert "'gateway_lost':" in done.stdout
