@@ -20,8 +20,10 @@ from controlplane.application.continuation import (
     ENGINE_LOST,
     MOVABLE,
     QUEUE_FULL,
+    QUIET_S,
     RETIRED,
     SILENT,
+    SUSPECT,
     Course,
     cause_of,
 )
@@ -338,12 +340,26 @@ class Call:
             part.course.failed[part.target.replica_id] = part.heard_at
         return part.course.lose(cause, part.num_new, part.attempt, has_tokens, part.heard_at)
 
-    def _give_up_silent(self, part: Part, now: float) -> None:
-        """A node that is heard has brought no token for too long: what it still brings is late."""
+    def may_leave(self, part: Part, now: float) -> bool:
+        """Whether another replica may go on with ``part``, if its node is suspect; see
+        ``continuation``."""
+        if not part.is_running or part.has_all_tokens or self.stopping or self.error is not None:
+            return False
+        if part.num_new and now - part.heard_at <= QUIET_S:
+            return False
+        has_tokens, sampling = part.num_output_tokens > 0, self.job.sampling
+        if has_tokens and (sampling.presence_penalty or sampling.frequency_penalty):
+            return False
+        return part.course.may_leave(part.attempt, has_tokens)
+
+    def leave(self, part: Part) -> None:
+        """Its node is suspect: another replica goes on with ``part``."""
+        self._abandon(part, SUSPECT, "The node is not heard.")
+
+    def _abandon(self, part: Part, code: str, message: str) -> None:
+        """The present attempt is over, whatever its node may still bring of it."""
         self._serving.generator.release(part.order_id)
-        part.heard_at = now
-        lost = ("error", SILENT, "The engine stopped answering.")
-        self.receive(part, _Ended(part.num_output_tokens, *lost))
+        self.receive(part, _Ended(part.num_output_tokens, "error", code, message))
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -358,7 +374,7 @@ class Call:
             if not part.is_running or part.target is None or self.error:
                 continue
             if now - part.heard_at > (IDLE_S if part.num_new else QUEUE_S):
-                self._give_up_silent(part, now)
+                self._abandon(part, SILENT, "The engine stopped answering.")
             elif not self._serving.placer.is_heard(part.target.node_id):
                 self._serving.lose_node(part.target.node_id)
         pause = HELD_HEARTBEAT_S if self.held is not None or self.waiting else HEARTBEAT_S

@@ -14,6 +14,28 @@ string or a character may begin before the cut and end after it::
 On record that is one request with three attempts of 30, 40 and 30 tokens. Each has a request id of
 its own on the bus, so nothing that an earlier one still says is taken for the present one's.
 
+A node that is silent is suspect long before it is lost, and may yet come back. What it was silent
+about goes elsewhere as soon as it is suspect, if another replica is ready then or becomes so; else
+it stays, and waits for that node. The attempt that is left is cancelled and forgotten here: a node
+that goes on after all stops, and is heard by nobody meanwhile::
+
+    0.0 s    n1 falls silent; a has 30 tokens of it
+    5.8 s    b is sent to n1, which looks well still
+    6.1 s    NodeSuspected(n1): a goes to n2 with its 30 tokens, b from its start
+    6.2 s    a's 31st token and b's first come from n2
+    9.0 s    n1 goes on, and finds both cancelled; did it say a's 31st token before it does, that
+             would be attempt 1's, which is nobody's
+    15.0 s   (NodeLost, if n1 had stayed silent: what had no other replica moves now)
+
+On record a has attempts of 30 and 70 tokens, b of 0 and 100. What n1 computed of either and nobody
+was sent is billed to nobody. So it is with tokens and without, after a true alarm and a false one,
+which costs a prompt that is computed twice. It takes more than the log's word: a node that this
+gateway hears is not left, since then it is the controller that does not hear it, nor a generation
+of which a token came within ``QUIET_S``. Two things stay until the node is lost: what has tokens
+and a presence or frequency penalty, which not every engine can go on with
+(``continuation_unsupported``), and what was moved so often that losing the next replica would end
+it.
+
 It has bounds. A choice is moved ``MAX_CONTINUATIONS`` times; attempts that were refused before they
 began do not count. One that dies with its engine before its first token, and then does so again, is
 not tried a third time: it may be what kills them. Without a replica it waits as long as its class
@@ -37,6 +59,7 @@ if TYPE_CHECKING:
 MAX_CONTINUATIONS = 3
 MAX_ATTEMPTS = 3  # of what has no token yet
 MAX_STILLBORN = 2  # attempts whose engine died before their first token
+QUIET_S = 4.0  # two heartbeats: a node that was heard within it is not left
 REST_S = 3.0  # a replica that failed is not asked again before its telemetry can say so
 POLL_S = 0.1
 
@@ -46,10 +69,11 @@ REFUSED = QUEUE_FULL | {"replica_not_ready", "node_unreachable", "not_sent"}
 ENGINE_LOST = frozenset({"engine_lost", "worker_lost", "replica_lost", "worker_died"})
 RETIRED = "replica_retired"  # the replica was to end, and its time to finish was over
 SILENT = "engine_silent"  # no token for too long, from a node that is heard
+SUSPECT = "node_suspect"  # no token, from a node that is not, and another replica is ready
 MOVABLE = (
     REFUSED
     | ENGINE_LOST
-    | {RETIRED, SILENT, "node_lost", "node_restarted", "stream_corrupt", "cancelled"}
+    | {RETIRED, SILENT, SUSPECT, "node_lost", "node_restarted", "stream_corrupt", "cancelled"}
 )
 _WAITED_FOR = frozenset({"model_not_ready", "bus_unavailable"})
 
@@ -86,6 +110,11 @@ class Course:
         if self.num_stillborn >= MAX_STILLBORN:
             return False
         return self.num_lost <= MAX_CONTINUATIONS if has_tokens else attempt < MAX_ATTEMPTS
+
+    def may_leave(self, attempt: int, has_tokens: bool) -> bool:
+        """Whether, after one more loss, yet another would still be followed by an attempt."""
+        num_left = MAX_CONTINUATIONS - self.num_lost if has_tokens else MAX_ATTEMPTS - attempt
+        return num_left > 1
 
     def excluded(self, now: float) -> frozenset[str]:
         """Replicas not to be asked now; what waits tries one that failed again later."""

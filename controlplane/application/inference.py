@@ -151,6 +151,12 @@ class Placer(Protocol):
     def is_heard(self, node_id: str) -> bool:
         """False once the node has been silent for too long."""
 
+    def is_suspect(self, node_id: str) -> bool:
+        """The log says that the node is silent, and it is not heard here either."""
+
+    def has_other(self, job: "Job", excluded: frozenset[str]) -> bool:
+        """Whether a replica that is ready now could take the job."""
+
     def wait_s(self, version_id: str) -> float | None:
         """Seconds until a replica is expected to be ready; None if one is, or was till now."""
 

@@ -8,8 +8,9 @@
     await call.finish()                  terminal record durable; only now may a client hear "done"
 
 A call has one part per choice, each a generation of its own on the nodes; the ledger knows only
-the call. A part whose replica is lost is sent to another one, which goes on from the tokens that
-were sent (``continuation``); where that cannot be, it fails with a typed error.
+the call. A part whose replica is lost, or whose node is suspect while another replica is ready, is
+sent to another one, which goes on from the tokens that were sent (``continuation``); where that
+cannot be, it fails with a typed error.
 
 Whatever happens, ``finish`` runs: a client that left, a reader too slow, a node lost, an exception
 in the caller. It cancels what still runs, waits at most two seconds for the nodes' own counts (not
@@ -230,6 +231,34 @@ class Serving:
         if part.num_output_tokens and part.course.cause:
             self.continued[part.course.cause] += 1
         part.course.cause = ""
+
+    # --- a node that is silent ------------------------------------------------------------------
+    async def leave_suspects(self) -> None:
+        """What suspect nodes are silent about goes elsewhere, where a replica is ready. To be
+        called as a node becomes suspect, and now and then: a replica may become ready later.
+        Without the bus it is not the nodes that are silent."""
+        if self.is_cut:
+            return
+        for call in list(self.calls.values()):
+            for part in call.parts:
+                if self._may_leave(call, part):
+                    await self._move(call, part)
+
+    def _may_leave(self, call: Call, part: Part) -> bool:
+        now = self.monotonic()
+        return (
+            part.target is not None
+            and self.placer.is_suspect(part.target.node_id)
+            and call.may_leave(part, now)
+            and self.placer.has_other(call.job, part.course.excluded(now))
+        )
+
+    async def _move(self, call: Call, part: Part) -> None:
+        """Its node is told to stop first: once it is left, nobody knows where it ran."""
+        order_id = part.order_id
+        await self.generator.cancel(order_id)
+        if part.order_id == order_id and call.may_leave(part, self.monotonic()):
+            call.leave(part)
 
     # --- the end --------------------------------------------------------------------------------
     async def end(self, call: Call) -> Terminal:

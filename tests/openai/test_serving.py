@@ -89,6 +89,7 @@ class Nodes:
     sinks: dict[str, Callable[[Any], None]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
+    suspect: set[str] = field(default_factory=set)  # they take nothing and answer nothing
     loads_in: float | None = None  # seconds until a replica is ready; None: it is not cold
     unplaced: Gap | None = None
     too_large: Gap | None = None  # for all devices, as the planner finds at the first request
@@ -100,14 +101,19 @@ class Nodes:
 
     async def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+        if self._node_of(request_id) in self.suspect:
+            return
         index = 2
         self.sinks[request_id](FakeDelta(index, finish_reason="cancelled"))
+
+    def _node_of(self, request_id: str) -> str:
+        return next(node for node, one in self.orders if one.request_id == request_id)
 
     def release(self, request_id: str) -> None:
         self.sinks.pop(request_id, None)
 
     def choose(self, job: Job, excluded: frozenset[str], local: Any, saw: Any) -> Target:
-        views = [ReplicaView(one.replica_id, one.node_id) for one in self.replicas]
+        views = self._views()
         try:
             choice = choose(views, RequestView(3, 10), excluded=excluded)
         except NoReplica as none:
@@ -116,8 +122,18 @@ class Nodes:
         saw(Seen(choice, 812, 5.0))
         return Target(choice.node_id, choice.replica_id)
 
+    def _views(self) -> list[ReplicaView]:
+        views = [ReplicaView(one.replica_id, one.node_id) for one in self.replicas]
+        return [one for one in views if one.node_id not in self.suspect]
+
     def is_heard(self, node_id: str) -> bool:
         return node_id not in self.silent
+
+    def is_suspect(self, node_id: str) -> bool:
+        return node_id in self.suspect
+
+    def has_other(self, job: Job, excluded: frozenset[str]) -> bool:
+        return any(one.replica_id not in excluded for one in self._views())
 
     def wait_s(self, version_id: str) -> float | None:
         return self.loads_in

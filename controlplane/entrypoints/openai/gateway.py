@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from controlplane.application.tasks import end_tasks
 from controlplane.domain.audit import LIMITS, LimitsShared, LimitsUnshared
 from controlplane.domain.ids import version_id
 from controlplane.domain.model import ModelVersionRetired
+from controlplane.domain.node import NodeSuspected
 from controlplane.domain.tenant import (
     ApiKeyRevoked,
     ApiKeySuspended,
@@ -114,6 +116,7 @@ class Gateway:
             self.keys, jwts, self.live.rows, settings.operator_tenant
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Ready to serve when it returns; raises what makes that impossible."""
@@ -184,7 +187,7 @@ class Gateway:
         )
         append = Append(LIMITS, None, [event], EventMeta(f"system:{self.name}"))
         self._noting = asyncio.ensure_future(asyncio.to_thread(self._store.append, append))
-        self._noting.add_done_callback(_log_failure)
+        self._noting.add_done_callback(partial(_log_failure, "limits not noted in the log"))
 
     async def _renew_limits(self) -> None:
         if isinstance(self.limits, SharedLimits):
@@ -229,6 +232,15 @@ class Gateway:
             self.encoders.forget(version_id(event.name, event.version))
         elif isinstance(event, ENDING):
             self.serving.sweep(self._refusal_of)
+        elif isinstance(event, NodeSuspected):
+            self._leave_suspects()
+
+    def _leave_suspects(self) -> None:
+        """At once, and not with the next sweep."""
+        leaving = self._loop.create_task(self.serving.leave_suspects())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        leaving.add_done_callback(partial(_log_failure, "a suspect node was not left"))
 
     def _on_load(self, load: NodeLoad) -> None:
         self.placer.record(load, self.serving.num_local)
@@ -263,6 +275,7 @@ class Gateway:
 
     async def _sweep(self) -> None:
         self.serving.sweep(self._refusal_of)
+        await self.serving.leave_suspects()
         await self.transport.tick()
         await self.serving.settler.retry_unsettled()
 
@@ -344,6 +357,6 @@ def _say(num_closed: int) -> None:
         log.warning("orphans closed", count=num_closed)
 
 
-def _log_failure(task: "asyncio.Future[Any]") -> None:
+def _log_failure(what: str, task: "asyncio.Future[Any]") -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("limits not noted in the log", error=str(error))
+        log.error(what, error=str(error))

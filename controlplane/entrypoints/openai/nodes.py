@@ -12,6 +12,7 @@ from controlplane.adapters.natsbus.transport import (
     Sampling,
     Transport,
 )
+from controlplane.application.continuation import QUIET_S
 from controlplane.application.fleet import FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
 from controlplane.application.gaps import gap_of, tried
@@ -62,11 +63,9 @@ class FleetPlacer:
         now = self._monotonic()
         prompt, cached = self._prompt(job, now)
         views = self._state.candidates(job.version_id, self._loads, now, *local, cached)
-        waits = self._deadlines.get(job.latency_class, HOLD_S["standard"])
-        request = RequestView(len(job.prompts[0]), job.max_tokens[0], waits)
         position, at = self._state.position, self._clock.now()
         try:
-            choice = choose(views, request, self._state.routing.weights, excluded)
+            choice = choose(views, self._view(job), self._state.routing.weights, excluded)
         except NoReplica as error:
             saw(Seen(error.choice, position, at))
             raise self._refused(error, job) from error
@@ -75,6 +74,10 @@ class FleetPlacer:
             self._sent.note(job.version_id, prompt, choice.replica_id, now)
         left = len(job.prompts[0]) - cached.get(choice.replica_id, 0)
         return Target(choice.node_id, choice.replica_id, left)
+
+    def _view(self, job: Job) -> RequestView:
+        waits = self._deadlines.get(job.latency_class, HOLD_S["standard"])
+        return RequestView(len(job.prompts[0]), job.max_tokens[0], waits)
 
     def _refused(self, error: NoReplica, job: Job) -> Refused:
         """With the planner's reason, where it is the fleet that has too little."""
@@ -95,8 +98,25 @@ class FleetPlacer:
         return prompt, cached
 
     def is_heard(self, node_id: str) -> bool:
+        return self._is_heard_within(LOST_S, node_id)
+
+    def is_suspect(self, node_id: str) -> bool:
+        node = self._state.nodes.get(node_id)
+        is_silent = node is not None and node.status in ("suspect", "lost")
+        return is_silent and not self._is_heard_within(QUIET_S, node_id)
+
+    def _is_heard_within(self, seconds: float, node_id: str) -> bool:
         age = self._loads.age_s(node_id, self._monotonic())
-        return age is not None and age <= LOST_S
+        return age is not None and age <= seconds
+
+    def has_other(self, job: Job, excluded: frozenset[str]) -> bool:
+        views = self._state.candidates(job.version_id, self._loads, self._monotonic())
+        ready = [view for view in views if view.state == "ready" and view.resident]
+        try:
+            choose(ready, self._view(job), self._state.routing.weights, excluded)
+        except NoReplica:
+            return False
+        return True
 
     def wait_s(self, version_id: str) -> float | None:
         """With the time until the next try, where failures keep the version away."""
