@@ -33,10 +33,13 @@ LOADING = ("downloading", "loading")
 FORGOTTEN_S = 2 * BACKOFF_LIMIT_S  # after a failure: by then it was tried again, or not wanted
 NEVER_HEALS = frozenset(
     {
+        "access_denied",
+        "archive_rejected",
         "checkpoint_mismatch",
         "checksum_mismatch",
         "config_invalid",
         "config_rejected",
+        "credentials_missing",
         "draft_model_unsupported",
         "format_not_allowed",
         "insufficient_memory",  # of its own budget, not of the device
@@ -44,12 +47,14 @@ NEVER_HEALS = frozenset(
         "manifest_invalid",
         "quantization_unsupported",
         "source_invalid",
+        "source_missing",
         "tensor_parallel_unsupported",
         "tokenizer_rejected",
+        "too_large",
         "weights_malformed",
         "weights_rejected",
     }
-)  # codes of failed loads that lie in the version's files or specification
+)  # codes of failed loads that lie in the version's files or specification, or in who may read them
 
 
 def gap_of(state: FleetState, version_id: str, now: float) -> Gap | None:

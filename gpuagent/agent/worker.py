@@ -392,8 +392,8 @@ class Worker:
     # --- loading ----------------------------------------------------------------------------
     def _start_load(self, spec: ReplicaSpec) -> None:
         first = ipc.Progress(spec.replica_id, "loading", "start", 0.0)
-        self._loads[spec.replica_id] = _Load(spec, first)
-        args = (spec, self._config, self._post)
+        load = self._loads[spec.replica_id] = _Load(spec, first)
+        args = (load, self._config, self._post)
         threading.Thread(target=_load, args=args, daemon=True, name=spec.replica_id).start()
 
     def _post(self, message: "_ThreadMessage") -> None:
@@ -437,7 +437,7 @@ class Worker:
 
     def _unload(self, replica_id: str) -> None:
         if replica_id in self._loads:
-            self._loads[replica_id].unwanted = True  # a thread cannot be stopped
+            self._loads[replica_id].unwanted = True  # it ends where it next tells its progress
         else:
             if replica := self._replicas.get(replica_id):
                 self._forget(replica)
@@ -454,13 +454,13 @@ class _LoadDone:
 _ThreadMessage = ipc.Progress | _LoadDone
 
 
-def _load(
-    spec: ReplicaSpec, config: ipc.WorkerConfig, post: Callable[[_ThreadMessage], None]
-) -> None:
+def _load(load: _Load, config: ipc.WorkerConfig, post: Callable[[_ThreadMessage], None]) -> None:
     """Body of a loading thread: always posts exactly one _LoadDone."""
-    started = time.monotonic()
+    started, spec = time.monotonic(), load.spec
 
     def progress(state: str, stage: str, fraction: float) -> None:
+        if load.unwanted:  # a thread cannot be stopped, but it can be told
+            raise LoadError("unwanted", "the replica is not wanted any more")
         post(ipc.Progress(spec.replica_id, state, stage, fraction))
 
     result: LoadedModel | LoadError

@@ -16,6 +16,9 @@ GOOD = (
     "hf://org/name@refs/pr/1",
     "file:///models/small",
     "file:///a b/ü",
+    "s3://bucket",
+    "s3://bucket/",
+    "s3://my.bucket/a_b/v-1.0/..c/",
     "simulated://tiny",
     "simulated://tiny?",
     "simulated://tiny?step_ms=20&prefill_tps=20000&vocab=1000&load_ms=0&stop_after=0",
@@ -48,6 +51,17 @@ BAD = (
     "file://relative/path",
     "file:///a\0b",
     "file:/a",
+    "s3://",
+    "s3:///x",
+    "s3://../x",
+    "s3://bucket/../x",
+    "s3://bucket/a/..",
+    "s3://bucket/./x",
+    "s3://bucket//x",
+    "s3://bucket/a b",
+    "s3://bucket/a?versionId=1",
+    "s3://büro/x",
+    "s3://bucket/x\n",
     "http://example.com/model",
     "HF://org/name@main",
     "simulated://x?step_ms=nan",
@@ -103,9 +117,3 @@ def test_both_know_the_same_parameters_of_a_simulated_model() -> None:
     assert {name: kind for name, (kind, _, _) in SIMULATED.items()} == {
         name: field.type for name, field in SimulatedParams.__dataclass_fields__.items()
     }
-
-
-def test_what_the_control_plane_keeps_for_later() -> None:
-    """s3 is a form of the catalog's that no agent opens yet."""
-    assert (_registers("s3://bucket/prefix"), _loads("s3://bucket/prefix")) == (True, False)
-    assert not _registers("s3://../x") and not _registers("s3:///x")

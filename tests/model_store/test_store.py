@@ -55,7 +55,7 @@ def test_sources_are_parsed():
         "file://host/path",
         "file:///a\0b",
         "http://example.com/model",
-        "s3://bucket/x",
+        "s3://bucket/../x",
         "git+https://example.com/x",
     ],
 )

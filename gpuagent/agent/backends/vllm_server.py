@@ -33,7 +33,7 @@ MODEL = "model"  # the name under which it serves; whose it is nobody there need
 POLL_S = 0.25
 KEPT_LINES = 200
 EXCEPTION = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Interrupt): .+)")
-NOT_PASSED_ON = ("ENGINE_", "PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY")
+NOT_PASSED_ON = ("ENGINE_", "PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY", "AWS_")
 
 
 @dataclass(frozen=True, slots=True)

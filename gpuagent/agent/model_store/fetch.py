@@ -30,7 +30,14 @@ DOWNLOAD_SECONDS = 1800
 MAX_SENTENCE = 300  # characters of a reason; the whole is in the agent's log
 _UNREACHED = "after connection broken by"  # pip, of each try at an index
 MODEL_SUFFIXES = {".safetensors", ".json", ".txt", ".model", ".jinja"}
-HUB_PATTERNS = ["*.safetensors", "*.json", "tokenizer.model", "vocab.txt", "merges.txt", "*.jinja"]
+MODEL_PATTERNS = [
+    "*.safetensors",
+    "*.json",
+    "tokenizer.model",
+    "vocab.txt",
+    "merges.txt",
+    "*.jinja",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +140,12 @@ def fetch_hub(
     hub = HfApi(endpoint=endpoint)
     try:
         info = hub.model_info(source.repository, revision=source.revision, files_metadata=True)
-        _check_hub_files([(s.rfilename, s.size or 0) for s in info.siblings or []], limits)
+        listed = [(s.rfilename, s.size or 0) for s in info.siblings or []]
+        check_files(listed, limits, "the repository")
         hub.snapshot_download(
             source.repository,
             revision=info.sha or source.revision,
-            allow_patterns=HUB_PATTERNS,
+            allow_patterns=MODEL_PATTERNS,
             local_dir=target,
         )
     except ModelStoreError:
@@ -149,13 +157,14 @@ def fetch_hub(
     shutil.rmtree(target / ".cache", ignore_errors=True)
 
 
-def _check_hub_files(files: list[tuple[str, int]], limits: Limits) -> None:
+def check_files(files: list[tuple[str, int]], limits: Limits, where: str) -> None:
+    """Refuse a listing (name, bytes) with no weights to load, or too much of them."""
     names = [name for name, _ in files]
     if not any(name.endswith(".safetensors") for name in names):
-        raise ModelStoreError("format_not_allowed", "the repository holds no safetensors file")
+        raise ModelStoreError("format_not_allowed", f"{where} holds no safetensors file.")
     size = sum(size for name, size in files if PurePosixPath(name).suffix in MODEL_SUFFIXES)
     if size > limits.download_bytes:
-        raise ModelStoreError("too_large", f"{size} bytes pass the download cap")
+        raise ModelStoreError("too_large", f"{size} bytes of {where} pass the download cap.")
 
 
 def resolve_file(path: Path, roots: tuple[Path, ...]) -> Path:

