@@ -25,6 +25,7 @@ from gpuagent.agent.fabric import Fabric, Tie
 from gpuagent.wire.messages import GroupPart, ReplicaSpec
 
 ENDED = "group_ended"  # of a part whose group was ended elsewhere
+ELSEWHERE = "on another node: "
 REJOIN_S, DECLINE_S = 0.5, 5.0
 
 
@@ -155,7 +156,8 @@ class Joint:
 
     async def _watch(self, tie: Tie) -> None:
         failure = await tie.ended()
-        self.end(failure.code if self.spec.leads else ENDED, f"on another node: {failure.message}")
+        reason = ELSEWHERE + failure.message.removeprefix(ELSEWHERE)  # rank 0's node passes it on
+        self.end(failure.code if self.spec.leads else ENDED, reason)
 
     def _blocking(self, lines: dict[int, socket.socket]) -> dict[int, socket.socket]:
         """As workers use them; none is left open if it is over."""

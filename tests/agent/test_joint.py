@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 import psutil
@@ -30,31 +29,29 @@ SHORT = msgspec.structs.replace(GREEDY, max_tokens=10)
 SIMULATED = "simulated://m?step_ms=10&prefill_tps=100000"
 
 
-class Pair:
-    """Two agents with a device each, and a group of two ranks on both."""
+class Nodes:
+    """Agents with a device each, and a group of as many ranks on all of them."""
 
-    def __init__(self, plane: Control, start_agent: StartAgent, *options: str) -> None:
+    def __init__(
+        self, plane: Control, start_agent: StartAgent, *options: str, number: int = 2
+    ) -> None:
         self.plane = plane
         roots = str(uneven_tiny_model().parent)
         on_it = ("--fabric", "ib", "--fabric-address", "127.0.0.1", "--file-roots", roots)
-        self.agents = [start_agent(name, *on_it, *options) for name in ("n1", "n2")]
-        self.first, self.second = self.agents
+        self.names = [f"n{i}" for i in range(1, number + 1)]
+        self.agents = [start_agent(name, *on_it, *options) for name in self.names]
+        self.first, self.second = self.agents[:2]
 
     async def place(
         self, whole: ReplicaSpec, *beside: ReplicaSpec, generation: int = 1, secret: bytes = SECRET
     ) -> None:
         """As the control plane tells it, which has learnt the address by then."""
         address = await self.address("n1")
-        parts = [
-            msgspec.structs.replace(
-                whole,
-                device_indices=(0,),
-                group=GroupPart(ranks=(rank,), address=address if rank else "", secret=secret),
-            )
-            for rank in (0, 1)
-        ]
-        await self.plane.place("n1", parts[0], *beside, generation=generation)
-        await self.plane.place("n2", parts[1], generation=generation)
+        for rank, name in enumerate(self.names):
+            group = GroupPart(ranks=(rank,), address=address if rank else "", secret=secret)
+            part = msgspec.structs.replace(whole, device_indices=(0,), group=group)
+            others = () if rank else beside
+            await self.plane.place(name, part, *others, generation=generation)
 
     async def address(self, node_id: str) -> str:
         for _ in range(600):
@@ -77,8 +74,8 @@ class Pair:
         return found
 
 
-def simulated(**fields: Any) -> ReplicaSpec:
-    return spec(GROUP, tensor_parallel=2, memory_bytes=GIB // 4, source=SIMULATED, **fields)
+def simulated(size: int = 2) -> ReplicaSpec:
+    return spec(GROUP, tensor_parallel=size, memory_bytes=GIB // 4, source=SIMULATED)
 
 
 def are_gone(old: dict[int, psutil.Process]) -> bool:
@@ -90,11 +87,11 @@ async def test_two_nodes_stream_what_one_device_does(
 ) -> None:
     """One replica, which the first node speaks for; each counts its share of the memory. Killed on
     the second node while it streams, it ends with one typed error and answers as before after."""
-    pair = Pair(plane, start_agent)
-    await pair.place(model(2, GROUP), model(1, "one.1.g1.0"))
+    nodes = Nodes(plane, start_agent)
+    await nodes.place(model(2, GROUP), model(1, "one.1.g1.0"))
     await plane.replica("n1", "ready", "one.1.g1.0", DEADLINE_S)
-    old = await pair.ready()
-    assert sorted(ranks(pair.first)) == [0] and sorted(ranks(pair.second)) == [1]
+    old = await nodes.ready()
+    assert sorted(ranks(nodes.first)) == [0] and sorted(ranks(nodes.second)) == [1]
     expected = await streamed(plane, "one.1.g1.0", 3, SHORT)
     assert await streamed(plane, GROUP, 3, SHORT) == expected
 
@@ -114,8 +111,8 @@ async def test_two_nodes_stream_what_one_device_does(
     last = await plane.terminal(asked)
     assert (last.finish_reason, last.error_code) == ("error", "engine_lost")
     await eventually(lambda: are_gone(old))
-    await eventually(lambda: len(pair.workers()) == 2, DEADLINE_S)
-    await pair.ready()
+    await eventually(lambda: len(nodes.workers()) == 2, DEADLINE_S)
+    await nodes.ready()
     assert await streamed(plane, GROUP, 3, SHORT) == expected
 
 
@@ -124,45 +121,61 @@ async def test_the_death_of_a_rank_ends_both_parts_also_at_rest(
     plane: Control, start_agent: StartAgent, rank: int
 ) -> None:
     """Nobody asks for anything, so no sum fails: the agents tell each other."""
-    pair = Pair(plane, start_agent)
-    await pair.place(simulated())
-    old = await pair.ready()
+    nodes = Nodes(plane, start_agent)
+    await nodes.place(simulated())
+    old = await nodes.ready()
     old[rank].kill()
     await eventually(lambda: are_gone(old))
-    await eventually(lambda: len(pair.workers()) == 2)
-    await pair.ready()
+    await eventually(lambda: len(nodes.workers()) == 2)
+    await nodes.ready()
     asked = await plane.generate("n1", 5, GROUP)
     assert (await plane.terminal(asked)).finish_reason == "length"
+
+
+async def test_of_three_nodes_the_death_on_one_ends_all(
+    plane: Control, start_agent: StartAgent
+) -> None:
+    """The third hears of it from the first, in the words of the second."""
+    nodes = Nodes(plane, start_agent, number=3)
+    await nodes.place(simulated(3))
+    await nodes.ready()
+    await eventually(lambda: len(nodes.workers()) == 3)
+    old = nodes.workers()
+    old[1].kill()
+    await eventually(lambda: are_gone(old))
+    await eventually(lambda: len(nodes.workers()) == 3)
+    await nodes.ready()
+    assert '"on another node: the rank 1 worker was ended by signal 9"' in nodes.agents[2].log
 
 
 async def test_the_second_agent_stopped_is_a_typed_end_and_its_return_a_new_beginning(
     plane: Control, start_agent: StartAgent
 ) -> None:
-    pair = Pair(plane, start_agent, "--group-start-seconds", "3")
-    await pair.place(simulated())
-    old = await pair.ready()
+    nodes = Nodes(plane, start_agent, "--group-start-seconds", "3")
+    await nodes.place(simulated())
+    old = await nodes.ready()
     asked = await plane.generate("n1", 2000, GROUP)
     await plane.started(asked, 3)
-    pair.second.stop()
+    nodes.second.stop()
     last = await plane.terminal(asked)
     assert (last.finish_reason, last.error_code) == ("error", "engine_lost")
     assert "on another node: its agent was stopped" in last.error_message
     await eventually(lambda: are_gone(old))
     await until_reason(plane, "group_incomplete")
-    pair.second.start()
-    await pair.ready()
-    assert len(pair.workers()) == 2
+    nodes.second.start()
+    await nodes.ready()
+    assert len(nodes.workers()) == 2
 
 
 async def test_an_agent_that_is_killed_takes_both_parts_along(
     plane: Control, start_agent: StartAgent
 ) -> None:
-    pair = Pair(plane, start_agent, "--group-start-seconds", "3")
-    await pair.place(simulated())
-    old = await pair.ready()
+    nodes = Nodes(plane, start_agent, "--group-start-seconds", "3")
+    await nodes.place(simulated())
+    old = await nodes.ready()
     asked = await plane.generate("n1", 2000, GROUP)
     await plane.started(asked, 3)
-    pair.second.stop(signal.SIGKILL)
+    nodes.second.stop(signal.SIGKILL)
     assert (await plane.terminal(asked)).error_code == "engine_lost"
     await eventually(lambda: are_gone(old))
     await until_reason(plane, "group_incomplete")
@@ -171,15 +184,15 @@ async def test_an_agent_that_is_killed_takes_both_parts_along(
 async def test_a_rank_elsewhere_that_stands_still_is_a_hang_of_the_replica(
     plane: Control, start_agent: StartAgent
 ) -> None:
-    pair = Pair(plane, start_agent, "--watchdog-seconds", "10")
-    await pair.place(model(2, GROUP))
-    old = await pair.ready()
+    nodes = Nodes(plane, start_agent, "--watchdog-seconds", "10")
+    await nodes.place(model(2, GROUP))
+    old = await nodes.ready()
     os.kill(old[1].pid, signal.SIGSTOP)
     asked = await plane.generate("n1", 0, GROUP, sampling=GREEDY)
     assert (await plane.terminal(asked, DEADLINE_S)).error_code == "engine_lost"
     await eventually(lambda: are_gone(old))
-    await eventually(lambda: len(pair.workers()) == 2, DEADLINE_S)
-    await pair.ready()
+    await eventually(lambda: len(nodes.workers()) == 2, DEADLINE_S)
+    await nodes.ready()
     assert len(await streamed(plane, GROUP, 2, SHORT)) == 2
 
 
@@ -187,9 +200,9 @@ async def test_a_retired_group_finishes_what_runs_and_leaves_nothing(
     plane: Control, start_agent: StartAgent
 ) -> None:
     """The second node waits for the first, whichever hears of it sooner."""
-    pair = Pair(plane, start_agent)
-    await pair.place(simulated())
-    old = await pair.ready()
+    nodes = Nodes(plane, start_agent)
+    await nodes.place(simulated())
+    old = await nodes.ready()
     asked = await plane.generate("n1", 100, GROUP)
     await plane.started(asked, 3)
     await plane.place("n2", generation=2)
@@ -197,28 +210,28 @@ async def test_a_retired_group_finishes_what_runs_and_leaves_nothing(
     await plane.place("n1", generation=2)
     assert (await plane.terminal(asked)).finish_reason == "length"
     await eventually(lambda: are_gone(old))
-    assert pair.workers() == {}
+    assert nodes.workers() == {}
 
 
 async def test_an_agent_at_another_placement_does_not_join(
     plane: Control, start_agent: StartAgent
 ) -> None:
     """Its secret is another one; told the right one, it does."""
-    pair = Pair(plane, start_agent, "--group-start-seconds", "3")
-    await pair.place(simulated())
+    nodes = Nodes(plane, start_agent, "--group-start-seconds", "3")
+    await nodes.place(simulated())
     await plane.place("n1", generation=2)
     await plane.place("n2", generation=2)
-    await eventually(lambda: not pair.workers())
+    await eventually(lambda: not nodes.workers())
     newer = msgspec.structs.replace(
         simulated(), device_indices=(0,), group=GroupPart(ranks=(0,), secret=b"newer" * 8)
     )
-    address = await pair.address("n1")
+    address = await nodes.address("n1")
     older = GroupPart(ranks=(1,), address=address, secret=SECRET)
     await plane.place("n1", newer, generation=3)
     await plane.place("n2", msgspec.structs.replace(newer, group=older), generation=3)
     await until_reason(plane, "group_incomplete")
-    assert not pair.workers()
-    metrics = pair.first.get("/metrics")[1]
+    assert not nodes.workers()
+    metrics = nodes.first.get("/metrics")[1]
     (counted,) = [line for line in metrics.splitlines() if 'kind="fabric_refused"' in line]
     assert float(counted.split()[-1]) > 0
 
@@ -226,8 +239,8 @@ async def test_an_agent_at_another_placement_does_not_join(
 async def test_why_a_node_has_no_part_is_said_by_the_first(
     plane: Control, start_agent: StartAgent
 ) -> None:
-    pair = Pair(plane, start_agent, "--group-start-seconds", "60")
-    address = await pair.address("n1")
+    nodes = Nodes(plane, start_agent, "--group-start-seconds", "60")
+    address = await nodes.address("n1")
     whole = simulated()
     parts = [
         msgspec.structs.replace(
