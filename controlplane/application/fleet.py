@@ -15,10 +15,20 @@ from controlplane.domain.version_spec import VersionSpec
 
 
 # --- control plane -> node --------------------------------------------------------------------
+class GroupPart(msgspec.Struct, frozen=True):
+    """The ranks of a group over several nodes that one of them runs, where the agent of rank 0
+    meets the others, and by which secret they know each other."""
+
+    ranks: tuple[int, ...]
+    address: str
+    secret: bytes
+
+
 class DesiredReplica(msgspec.Struct, frozen=True):
     """One assignment joined with its version's specification. ``tier``: what is intended where
     replicas share a device by turns (``wire.DesiredState``), else empty. ``device_indices``: of a
-    tensor-parallel group, those of its devices that are this node's."""
+    tensor-parallel group, those of its devices that are this node's; ``group``: if others are
+    another node's."""
 
     replica_id: str
     version_id: str
@@ -28,6 +38,7 @@ class DesiredReplica(msgspec.Struct, frozen=True):
     spec: VersionSpec
     tier: str = ""
     device_indices: tuple[int, ...] = ()
+    group: GroupPart | None = None
 
 
 class DesiredNode(msgspec.Struct, frozen=True):

@@ -12,8 +12,15 @@ acknowledge. ``unacknowledged`` says who has not, and for how long. Worked examp
     n1 acknowledges (2, 7)         nobody waits for n1, though the placement is at 8
     n1 says it accepted (5, 40)    it takes nothing of epoch 2: waited for, until we are past 5
     the bus lost its store         the next comparison finds nothing there: n1 is told (2, 8) [a]
+
+A group over several nodes is told to each of them, with the ranks that are its own. Its agents know
+each other by a secret of this one placement, made of its id (which is never used again) and a key
+that all controllers have: an agent that is still at an earlier placement has another one.
 """
 
+import hashlib
+import hmac
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +33,7 @@ from controlplane.application.fleet import (
     DesiredStates,
     DesiredTooLarge,
     FleetLoads,
+    GroupPart,
     StaleDesired,
 )
 from controlplane.application.fleet_state import FleetState
@@ -36,15 +44,16 @@ VERIFY_S = 5.0
 OVERDUE_S = 30.0
 
 
-def desired_nodes(state: FleetState, epoch: int) -> list[DesiredNode]:
-    """What every known node should run, by node id; replicas by replica id."""
+def desired_nodes(state: FleetState, epoch: int, key: bytes = b"") -> list[DesiredNode]:
+    """What every known node should run, by node id; replicas by replica id. ``key``: of which the
+    secrets of groups over nodes are made."""
     wanted: dict[str, list[DesiredReplica]] = {
         node_id: [] for node_id, node in state.nodes.items() if node.status != "absent"
     }
     for assignment in state.placement.assignments.values():
-        replica = _replica(state, assignment)
-        if replica and assignment.node_id in wanted:
-            wanted[assignment.node_id].append(replica)
+        for node_id, replica in _replicas(state, assignment, key):
+            if node_id in wanted:
+                wanted[node_id].append(replica)
     return [
         DesiredNode(
             node_id,
@@ -71,28 +80,53 @@ def _tier(replica: DesiredReplica, placed: Assignment) -> str:
     return "swappable" if replica.spec.residency == "swappable" else "resident"
 
 
-def _replica(state: FleetState, assignment: Assignment) -> DesiredReplica | None:
+def _replicas(
+    state: FleetState, assignment: Assignment, key: bytes
+) -> Iterator[tuple[str, DesiredReplica]]:
+    """What each of its nodes is told of a replica; of all but groups over nodes, one."""
     spec = state.catalog.spec(assignment.version_id)
     if spec is None:
-        return None
-    return DesiredReplica(
+        return
+    whole = DesiredReplica(
         assignment.replica_id,
         assignment.version_id,
         assignment.version_id.partition("@")[0],
         assignment.device_index,
         assignment.memory_bytes,
         spec,
-        device_indices=devices_here(assignment, spec.tensor_parallel),
     )
+    if spec.tensor_parallel == 1:
+        yield assignment.node_id, whole
+        return
+    parts = parts_of(assignment, spec.tensor_parallel)
+    for node_id, part in parts.items():
+        indices = tuple(device_index for _, device_index in part)
+        told = replace(whole, device_index=indices[0], device_indices=indices)
+        if len(parts) > 1:
+            ranks = tuple(rank for rank, _ in part)
+            told = replace(told, group=_group(state, assignment, ranks, key))
+        yield node_id, told
 
 
-def devices_here(assignment: Assignment, tensor_parallel: int) -> tuple[int, ...]:
-    """Of a group, its devices on the node that is told of it; elsewhere ``device_index`` says it
-    all."""
-    if tensor_parallel == 1:
-        return ()
-    shards = shards_of(assignment, tensor_parallel)
-    return tuple(one.device_index for one in shards if one.node_id == assignment.node_id)
+def parts_of(
+    assignment: Assignment, tensor_parallel: int
+) -> dict[str, tuple[tuple[int, int], ...]]:
+    """A group's (rank, device index) by node, that of rank 0 first."""
+    parts: dict[str, tuple[tuple[int, int], ...]] = {}
+    for rank, one in enumerate(shards_of(assignment, tensor_parallel)):
+        parts[one.node_id] = (*parts.get(one.node_id, ()), (rank, one.device_index))
+    return parts
+
+
+def _group(
+    state: FleetState, assignment: Assignment, ranks: tuple[int, ...], key: bytes
+) -> GroupPart:
+    """Rank 0's own node knows where it listens: it is not told, and need not begin anew when that
+    changes."""
+    first = state.nodes.get(assignment.node_id)
+    address = first.host.fabric_address if first and 0 not in ranks else ""
+    named = f"group {assignment.replica_id}".encode()
+    return GroupPart(ranks, address, hmac.digest(key, named, hashlib.sha256))
 
 
 @dataclass(slots=True)
@@ -131,7 +165,9 @@ class Publisher:
         loads: FleetLoads,
         epoch: int,
         verify_s: float = VERIFY_S,
+        key: bytes = b"",
     ) -> None:
+        self._key = key
         self._states, self._clock, self._state, self._loads = states, clock, state, loads
         self._epoch, self._verify_s = epoch, verify_s
         self._told: dict[str, _Told] = {}
@@ -151,7 +187,7 @@ class Publisher:
         now = self._clock.monotonic()
         verify = self._verified_at is None or now - self._verified_at >= self._verify_s
         before, failure = self.num_written, None
-        for desired in desired_nodes(self._state, self._epoch):
+        for desired in desired_nodes(self._state, self._epoch, self._key):
             if verify or not self._is_told(desired):
                 try:
                     self.num_written += await self._deliver(desired, now)

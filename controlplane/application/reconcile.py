@@ -21,6 +21,7 @@ from controlplane.domain.placement import Assignment, DecidePlacement, PlanInput
 from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.plan import (
     PLANNER,
+    PLANNERS_THAT_JOIN_ALL,
     PLANNERS_THAT_STOP_FAILING,
     PLANNERS_WITHOUT_TIERING,
     PLANNERS_WITHOUT_WHOLES,
@@ -190,7 +191,8 @@ def _node_view(node_id: NodeId, node: Node, inputs: PlanInputs) -> NodeView:
         for one in node.devices
     )
     host = node.host
-    where = node.zone, host.cpu_milli, host.memory_bytes, host.fabric
+    joins = host.fabric_address or inputs.planner in PLANNERS_THAT_JOIN_ALL
+    where = node.zone, host.cpu_milli, host.memory_bytes, host.fabric if joins else ""
     kept = next((held for owner, held in inputs.host_bytes if owner == node_id), 0)
     return NodeView(node_id, devices, node.status, node.draining, *where, kept, host.engines)
 

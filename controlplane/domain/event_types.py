@@ -52,7 +52,7 @@ SCHEMA_VERSIONS: dict[str, int] = {
     "CommandRefused": 2,
     "ModelAccessChanged": 2,
     "ModelVersionAdded": 7,
-    "NodeJoined": 3,
+    "NodeJoined": 4,
     "PlacementDecided": 5,
     "ReplicaBecameReady": 2,
     "ReplicaFailed": 2,

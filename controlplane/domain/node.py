@@ -30,13 +30,15 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
 class HostInfo(msgspec.Struct, frozen=True):
     """What a node offers beside its devices; 0 is not known, and bounds nothing. ``fabric`` names
-    the network (InfiniBand) over which its devices reach those of other nodes alike, ``engines``
-    what its agent can load models with."""
+    the network (InfiniBand) over which its devices reach those of other nodes alike, and
+    ``fabric_address`` is where its agent meets others there for groups over nodes; "": it takes
+    part in none. ``engines`` are what its agent can load models with."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
     fabric: str = ""
     engines: tuple[str, ...] = ("builtin",)
+    fabric_address: str = ""
 
 
 UNKNOWN_HOST = HostInfo()

@@ -68,6 +68,11 @@ def _with_engines(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "host": {**data["host"], "engines": ["builtin"]}}
 
 
+def _with_fabric_address(data: dict[str, Any]) -> dict[str, Any]:
+    """Agents ran no group over nodes."""
+    return {**data, "host": {**data["host"], "fabric_address": ""}}
+
+
 def _with_task(data: dict[str, Any]) -> dict[str, Any]:
     """Until then every version generated."""
     return {**data, "spec": {**data["spec"], "task": "generate", "max_inputs": 2048}}
@@ -126,6 +131,7 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {
     ("ModelVersionAdded", 6): _with_task,
     ("NodeJoined", 1): _with_interconnect,
     ("NodeJoined", 2): _with_engines,
+    ("NodeJoined", 3): _with_fabric_address,
     ("ReplicaBecameReady", 1): lambda data: {**data, "warning": ""},
     ("ReplicaFailed", 1): lambda data: {**data, "retry_s": 0.0, "since": 0.0},
     # Until then nobody kept why a replica waits.

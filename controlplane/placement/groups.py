@@ -3,9 +3,9 @@
 All shards must be joined alike, or the slowest link sets the pace: the nodes share a fabric
 (InfiniBand), give equally many devices each, all of one kind and those of a node on one link. As
 few nodes as possible; among these the ones that have the fewest devices left to give. It is tried
-before anybody is evicted. Agents run a group on one node only so far, and refuse what is placed so
-(``tensor_parallel_unsupported``). Worked example, four devices wanted, n1 … n4 on fabric ib have 3,
-2, 1 and 2 devices free::
+before anybody is evicted. Only nodes whose agents say where others of the fabric meet them count as
+on it (``application.reconcile``): an agent that does not could not run its part. Worked example,
+four devices wanted, n1 … n4 on fabric ib have 3, 2, 1 and 2 devices free::
 
     4 nodes' worth of 1, 2 of 2      two nodes that give two each: n2 and n4 (n1 would break its 3)
 """

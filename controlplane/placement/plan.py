@@ -50,12 +50,13 @@ from controlplane.placement.reconcile import Difference, difference, over_capaci
 from controlplane.placement.snapshot import AssignedView, FleetSnapshot, VersionView
 from controlplane.placement.survey import Survey, survey
 
-PLANNER = 6  # stored with each decision; one more whenever rules or weights change
+PLANNER = 7  # stored with each decision; one more whenever rules or weights change
 PLANNERS_WITHOUT_WHOLES = frozenset({2, 3})
 PLANNERS_THAT_STOP_FAILING = PLANNERS_WITHOUT_WHOLES | {1, 4, 5}
 # 2 knew nothing that is swappable or measured, 4 nothing of other engines
 PLANNERS_WITHOUT_TIERING = PLANNERS_WITHOUT_WHOLES | {0, 1, 4, 5}
-REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, 5, PLANNER}
+PLANNERS_THAT_JOIN_ALL = frozenset(range(7))  # nodes of a fabric, whatever their agents can
+REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, 5, 6, PLANNER}
 HELPFUL_CODES = (
     "backoff",
     "anti_affinity",

@@ -39,7 +39,8 @@ class DeviceView:
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """``status``: ready | suspect | lost, as the log has it. ``cpu_milli`` and ``host_memory`` of 0
-    are not known and bound nothing; ``fabric``: the network (InfiniBand) that joins nodes.
+    are not known and bound nothing; ``fabric``: the network (InfiniBand) over which its agent runs
+    groups with other nodes, "" if it does not.
     ``host_bytes`` it keeps for what is swapped out of its devices, ``engines`` load models."""
 
     node_id: NodeId

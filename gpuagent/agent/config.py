@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gpuagent.agent.devices import parse_bytes
+from gpuagent.agent.fabric import interface_of
 from gpuagent.wire.messages import BUILTIN, VLLM
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ class AgentSettings(BaseSettings):
     devices: str = Field("auto", description="auto, cuda, or e.g. cpu:4GiB,cpu:4GiB.")
     zone: str = Field("", description="Rack, region or site of this node.")
     fabric: str = Field("", description="Network that joins its GPUs to others', e.g. ib-east.")
+    fabric_address: str = Field(
+        "", description="This node's IP address on it, for groups over nodes; empty: none of them."
+    )
+    fabric_port: int = Field(
+        0, ge=0, le=65535, description="Where agents of the fabric meet this one; 0: a free port."
+    )
     state_dir: Path = Field(Path("./.run/agent"), description="What must outlive this process.")
     model_cache: Path = Field(Path("./.run/models"), description="Where models are kept.")
     file_roots: str = Field("", description="Folders that file:// may read, by commas.")
@@ -72,6 +79,13 @@ class AgentSettings(BaseSettings):
     def _one_subject_token(cls, value: str) -> str:
         if not NODE_ID.fullmatch(value):
             raise ValueError("1 to 63 of a-z, 0-9, '_' and '-', the first a letter or a digit")
+        return value
+
+    @field_validator("fabric_address")
+    @classmethod
+    def _of_this_machine(cls, value: str) -> str:
+        if value:
+            interface_of(value)
         return value
 
     def host_bytes(self) -> int:

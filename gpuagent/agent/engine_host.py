@@ -8,8 +8,8 @@ its first replica and ends with its last.
     worker "0/c"           replica c         (dedicated, device 0)
     worker "0/d/prefill"   replica d         (prefill-decode: two workers, see ``pairs``)
     worker "0/d/decode"    replica d
-    worker "0/e/rank 0"    replica e         (tensor-parallel: one on each device, see ``groups``)
-    worker "1/e/rank 1"    replica e
+    worker "0/e/rank 0"    replica e         (tensor-parallel: one on each device, see ``groups``,
+    worker "1/e/rank 1"    replica e          and over several nodes, see ``joint``)
 
 The host restarts nothing: it reports a death with the replicas that died, and the reconciler asks
 for them again when it is time. Health is the age of the last sign of progress while there is work,
@@ -18,15 +18,18 @@ not whether the process exists: a hung CUDA call looks alive to everything else.
 
 import asyncio
 import os
+import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 
 import structlog
 from msgspec.structs import replace
 
 from gpuagent.agent import arena, groups, ipc
+from gpuagent.agent.fabric import Fabric
 from gpuagent.agent.groups import Group
+from gpuagent.agent.joint import Joint
 from gpuagent.agent.pairs import DECODE, PREFILL, ROLES, Orders, Pair
 from gpuagent.agent.reconcile import devices_of
 from gpuagent.agent.worker_process import WorkerProcess, describe_exit, start
@@ -48,7 +51,12 @@ class EngineHost:
         on_message: MessageHandler,
         on_lost: LostHandler,
         group_start_s: float = 120.0,
+        fabric: Fabric | None = None,
     ) -> None:
+        self._fabric = fabric
+        self._joints: dict[str, Joint] = {}
+        self._lives: dict[str, asyncio.Task[None]] = {}  # of joints, until they are closed
+        self._declines: set[asyncio.Task[None]] = set()
         self._devices = {device.index: device for device in devices}
         self._make_config = make_config
         self._on_message = on_message
@@ -65,6 +73,11 @@ class EngineHost:
         """Ask a worker, started if need be, for a replica; raises OSError if none can start."""
         if spec.disaggregation != "none":
             await self._load_pair(spec)
+            return
+        if spec.group is not None:
+            if self._fabric is None:
+                raise OSError("this agent has no address on a fabric (fabric_address)")
+            self._begin(Joint(self._fabric, spec, self._group_start_s))
             return
         if spec.tensor_parallel > 1:
             await self._load_group(spec)
@@ -92,10 +105,15 @@ class EngineHost:
         for worker in workers:
             self._order_load(worker, spec)
 
-    async def _load_group(self, spec: ReplicaSpec) -> None:
-        """A worker on each of its devices, the first with a line to each other."""
+    async def _load_group(
+        self, spec: ReplicaSpec, elsewhere: Mapping[int, socket.socket] | None = None
+    ) -> None:
+        """A worker on each of its devices here, the first with a line to each other."""
         configs = [self._make_config(self._devices[index]) for index in devices_of(spec)]
-        with groups.lines(len(configs), self._group_start_s) as places:
+        size, ranks, interface = spec.tensor_parallel, tuple(range(spec.tensor_parallel)), "lo"
+        if spec.group and self._fabric:
+            ranks, interface = spec.group.ranks, self._fabric.interface
+        with groups.lines(ranks, size, self._group_start_s, elsewhere, interface) as places:
             workers = await self._start_together(
                 spec,
                 [
@@ -103,9 +121,64 @@ class EngineHost:
                     for config, place in zip(configs, places, strict=True)
                 ],
             )
-        self._groups[spec.replica_id] = Group(spec.replica_id, len(workers))
+        self._groups[spec.replica_id] = Group(spec.replica_id, len(workers), workers[0].role)
         for worker in reversed(workers):
             self._order_load(worker, spec)  # the first last: it is the replica's home
+
+    def _begin(self, joint: Joint) -> None:
+        """One part of a group over nodes, after whatever was its part before."""
+        self._leave(joint.spec.replica_id, "engine_lost", "it begins anew")
+        before = self._lives.get(joint.spec.replica_id)
+        self._joints[joint.spec.replica_id] = joint
+        life = asyncio.create_task(self._live(joint, before), name=f"joint {joint.spec.replica_id}")
+        self._lives[joint.spec.replica_id] = life
+
+    async def _live(self, joint: Joint, before: asyncio.Task[None] | None) -> None:
+        """Meet, run, end: this part and, by its ties, the others."""
+        replica_id = joint.spec.replica_id
+        if before:
+            await before
+        await self._on_message(ipc.Progress(replica_id, "loading", "meeting", 0.0))
+        try:
+            lines = await joint.meet()
+            if not joint.over.done():
+                await self._load_group(joint.spec, lines)
+        except OSError as error:
+            joint.end("spawn_failed", str(error))
+        if joint.over.done():  # before they started, or while they did
+            self._end_workers(replica_id)
+        failure = await joint.over
+        joint.close()
+        if self._joints.get(replica_id) is joint:
+            del self._joints[replica_id]
+        if self._lives.get(replica_id) is asyncio.current_task():
+            del self._lives[replica_id]
+        if not joint.is_told:
+            self._end_workers(replica_id)
+            await self._on_message(failure)
+
+    def decline(self, spec: ReplicaSpec, code: str, reason: str) -> None:
+        """Let rank 0's node know why there is no part of a group here, as long as there is none."""
+        known = self._joints.get(spec.replica_id)
+        if self._fabric is None or (known and known.declined == code):
+            return
+        self._leave(spec.replica_id, code, reason)
+        joint = self._joints[spec.replica_id] = Joint(self._fabric, spec, self._group_start_s)
+        joint.declined = code
+        life = asyncio.create_task(joint.decline(code, reason), name=f"decline {spec.replica_id}")
+        self._declines.add(life)
+        life.add_done_callback(self._declines.discard)
+
+    def _leave(self, replica_id: str, code: str, reason: str) -> None:
+        """This node's part is over, and the node knows."""
+        if joint := self._joints.pop(replica_id, None):
+            joint.is_told = True
+            joint.end(code, reason)
+
+    def is_led(self, replica_id: str) -> bool:
+        """Whether it works for a rank 0 on another node, which says when it is over."""
+        joint = self._joints.get(replica_id)
+        return joint is not None and joint.is_led
 
     async def _start_together(
         self, spec: ReplicaSpec, configs: list[ipc.WorkerConfig]
@@ -216,6 +289,7 @@ class EngineHost:
         self._forget(replica_id)
 
     def _forget(self, replica_id: str) -> None:
+        self._leave(replica_id, "replica_retired", "it was unloaded there")
         self._pairs.pop(replica_id, None)
         self._groups.pop(replica_id, None)
         self._homes.pop(replica_id, None)
@@ -266,6 +340,8 @@ class EngineHost:
 
     async def close(self, deadline_s: float = 2.0) -> None:
         """End all workers, by force after ``deadline_s`` seconds."""
+        for replica_id in list(self._joints):
+            self._leave(replica_id, "engine_lost", "its agent was stopped")
         self.workers.clear()
         self._homes.clear()
         for worker in self._alive:
@@ -304,6 +380,8 @@ class EngineHost:
         """What the node is told; of several workers' messages some are about them alone."""
         group = next((self._groups[rid] for rid in worker.replicas if rid in self._groups), None)
         if group:
+            if isinstance(message, ipc.LoadFailed | ipc.ReplicaFailed):
+                self._leave(message.replica_id, message.code, message.message)
             return group.passed_on(worker.role, message)
         pair = next((self._pairs[rid] for rid in worker.replicas if rid in self._pairs), None)
         if pair is None:
@@ -339,16 +417,21 @@ class EngineHost:
             del self.workers[worker.key]
         lost = [rid for rid in worker.replicas if rid in self._homes]
         for replica_id in lost:
-            del self._homes[replica_id]
-            self._pairs.pop(replica_id, None)
-            self._groups.pop(replica_id, None)
-            for other in self._workers_of(replica_id):  # it has a part of what is needed
-                other.replicas.discard(replica_id)
-                del self.workers[other.key]
-                other.kill()
+            self._leave(replica_id, "engine_lost", describe_exit(code, worker.role))
+            self._end_workers(replica_id)  # the others have a part of what is needed
         log.info("worker_ended", worker=worker.key, code=code, lost=lost)
         if lost:
             await self._on_lost(lost, describe_exit(code, worker.role))
+
+    def _end_workers(self, replica_id: str) -> None:
+        """At once, those that it has to itself: one on several workers shares none of them."""
+        self._homes.pop(replica_id, None)
+        self._pairs.pop(replica_id, None)
+        self._groups.pop(replica_id, None)
+        for worker in self._workers_of(replica_id):
+            worker.replicas.discard(replica_id)
+            del self.workers[worker.key]
+            worker.kill()
 
     def _note_progress(self, worker: WorkerProcess, message: ipc.FromWorker) -> None:
         worker.progress_at = time.monotonic()

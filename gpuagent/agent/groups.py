@@ -15,12 +15,15 @@ Example, three ranks, of which the second finds no memory::
     rank 1  LoadFailed        shown, and all three are told to end
     rank 0  (meets nobody)    ends without having been waited for
 
+Over several nodes the same is true of each node's part of the group, for which the first of its
+ranks speaks to its agent; that the parts begin and end together is up to ``joint``.
+
 Pure bookkeeping, and the sockets: ``EngineHost`` starts and ends the workers.
 """
 
+import contextlib
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,10 +35,12 @@ FIRST = "rank 0"
 
 @dataclass
 class Group:
-    """The workers of one replica, by their names, and which of them have loaded."""
+    """The workers of one replica on this node, by their names, and which of them have loaded;
+    ``first`` speaks for them."""
 
     replica_id: str
     size: int
+    first: str = FIRST
     _loaded: dict[str, ipc.Loaded] = field(default_factory=dict)
 
     def passed_on(self, name: str, message: ipc.FromWorker) -> ipc.FromWorker | None:
@@ -45,7 +50,7 @@ class Group:
                 return self._all_loaded(name, message)
             case ipc.LoadFailed() | ipc.ReplicaFailed():
                 return message
-        return message if name == FIRST else None
+        return message if name == self.first else None
 
     def _all_loaded(self, name: str, message: ipc.Loaded) -> ipc.Loaded | None:
         """The replica's own, with the figures of the device that holds most."""
@@ -54,7 +59,7 @@ class Group:
             return None
         parts = list(self._loaded.values())
         return msgspec.structs.replace(
-            self._loaded[FIRST],
+            self._loaded[self.first],
             weights_bytes=max(part.weights_bytes for part in parts),
             kv_bytes=max(part.kv_bytes for part in parts),
             workspace_bytes=max(part.workspace_bytes for part in parts),
@@ -63,17 +68,31 @@ class Group:
         )
 
 
-@contextmanager
-def lines(size: int, start_s: float) -> Iterator[list[ipc.GroupConfig]]:
-    """Each rank's place, with its ends of the lines; they are closed here once all have theirs."""
-    pairs = [socket.socketpair() for _ in range(size - 1)]
+@contextlib.contextmanager
+def lines(
+    ranks: Sequence[int],
+    size: int,
+    start_s: float,
+    elsewhere: Mapping[int, socket.socket] | None = None,
+    interface: str = "lo",
+) -> Iterator[list[ipc.GroupConfig]]:
+    """The places of this node's ranks, with their ends of the lines; all are closed here once the
+    workers have theirs. ``elsewhere``: by rank, the lines to and from other nodes."""
+    to_rank = dict(elsewhere or {})  # rank 0's ends of the lines, if it is here
+    from_rank = {}
+    for rank in ranks if 0 in ranks else ():
+        if rank > 0:
+            to_rank[rank], from_rank[rank] = socket.socketpair()
+    if 0 not in ranks:
+        to_rank, from_rank = {}, to_rank
+    first = tuple(to_rank[rank].fileno() for rank in sorted(to_rank))
     try:
-        first = tuple(ours.fileno() for ours, _ in pairs)
-        places = [ipc.GroupConfig(0, size, first, start_s)]
-        for rank, (_, theirs) in enumerate(pairs, 1):
-            places.append(ipc.GroupConfig(rank, size, (theirs.fileno(),), start_s))
-        yield places
+        yield [
+            ipc.GroupConfig(
+                rank, size, (from_rank[rank].fileno(),) if rank else first, start_s, interface
+            )
+            for rank in ranks
+        ]
     finally:
-        for pair in pairs:
-            for end in pair:
-                end.close()
+        for end in (*to_rank.values(), *from_rank.values()):
+            end.close()

@@ -32,12 +32,14 @@ _LENGTH = struct.Struct(">I")
 
 class GroupConfig(msgspec.Struct, frozen=True):
     """A worker's place in a group: ``lines`` are descriptors of sockets, to each other rank from
-    rank 0, to rank 0 from the others. All must have loaded ``start_s`` after the first has."""
+    rank 0, to rank 0 from the others. All must have loaded ``start_s`` after the first has. They
+    sum over the network ``interface``."""
 
     rank: int
     size: int
     lines: tuple[int, ...]
     start_s: float
+    interface: str = "lo"
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
@@ -313,7 +315,7 @@ class AgentEnd:
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, message: ToWorker | ReplicaFailed) -> None:
         """Queue without waiting; what a hung worker leaves unread goes with its process."""
         if not self._writer.is_closing():
             self._writer.write(frame(message))
@@ -323,7 +325,7 @@ class AgentEnd:
         try:
             header = await self._reader.readexactly(_LENGTH.size)
             body = await self._reader.readexactly(_length(header))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+        except (asyncio.IncompleteReadError, OSError) as error:
             raise EOFError from error
         return _decode(self._decoder, body)
 

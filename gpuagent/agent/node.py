@@ -19,8 +19,9 @@ from gpuagent.agent import ipc, telemetry
 from gpuagent.agent.config import AgentSettings
 from gpuagent.agent.desired import DesiredKeeper, Lease, StaleDecision, boot_clock
 from gpuagent.agent.engine_host import EngineHost
+from gpuagent.agent.fabric import Fabric
 from gpuagent.agent.inference import Inference
-from gpuagent.agent.reconcile import Plan, reconcile
+from gpuagent.agent.reconcile import Plan, Verdict, reconcile
 from gpuagent.agent.replicas import Replica, ReplicaTable
 from gpuagent.agent.residency import HOST, RESIDENT, Moves
 from gpuagent.agent.telemetry import LoadMeter
@@ -31,6 +32,7 @@ log = structlog.get_logger("gpuagent.node")
 
 STOPPING_POLL_S = 0.1
 FOREIGN_STEP_BYTES = 256 << 20  # less is noise, about which nobody need decide anew
+LED_S = 5.0  # that a part of a group gives rank 0's node to end what runs
 PAUSED_S = 3.0  # a tick this late means that the agent itself was stopped
 
 
@@ -59,12 +61,15 @@ class Node:
         self.lease = Lease(settings.lease_seconds)
         self.table = ReplicaTable(time.monotonic, time.time, self._on_change)
         self.meter = LoadMeter()
+        address = settings.fabric_address
+        self.fabric = Fabric(address, settings.fabric_port) if address else None
         self.host = EngineHost(
             devices,
             self._worker_config,
             self._on_message,
             self._on_lost,
             settings.group_start_seconds,
+            self.fabric,
         )
         self.tiers = Tiers(
             self.table, self.host, self._num_active, settings.turn_seconds, settings.host_bytes()
@@ -141,17 +146,25 @@ class Node:
         for verdict in plan.stop:
             replica_id = verdict.spec.replica_id
             log.info("replica_stop", replica=replica_id, reason=verdict.reason)
-            self.table.stop(replica_id, self.settings.drain_seconds)
+            later = 0.0 if verdict.spec.leads else LED_S
+            self.table.stop(replica_id, self.settings.drain_seconds + later)
             if self.table.get(replica_id) is None:
                 await self._gone(replica_id)
         for verdict in plan.refuse:
             self.table.refuse(verdict.spec, verdict.code, verdict.reason)
+            self._decline(verdict)
         for verdict in plan.wait:
             self.table.wait(verdict.spec, verdict.code, verdict.reason)
         for verdict in plan.hold:
             self.table.hold(verdict.spec, verdict.code, verdict.reason)
+            self._decline(verdict)
         for verdict in plan.start:
             await self._start(verdict.spec)
+
+    def _decline(self, verdict: Verdict) -> None:
+        """Let the node of a group's first rank know why its part is not here."""
+        if not verdict.spec.leads:
+            self.host.decline(verdict.spec, verdict.code, verdict.reason)
 
     async def _start(self, spec: ReplicaSpec) -> None:
         log.info("replica_start", replica=spec.replica_id, source=spec.source)
@@ -171,7 +184,8 @@ class Node:
                     await self._gone(replica.spec.replica_id)
 
     def _may_end(self, replica: Replica) -> bool:
-        is_idle = self.inference.num_active_on(replica.spec.replica_id) == 0
+        replica_id = replica.spec.replica_id
+        is_idle = self.inference.num_active_on(replica_id) == 0 and not self.host.is_led(replica_id)
         return is_idle or replica.is_away or time.monotonic() >= replica.stop_by
 
     def _seconds_until_due(self) -> float | None:

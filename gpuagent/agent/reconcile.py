@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from gpuagent.wire.messages import Device, ReplicaSpec
 
+MIN_SECRET_BYTES = 16
 HOLDING = frozenset({"downloading", "loading", "ready", "stopping"})
 PRIORITY = {"high": 0, "normal": 1, "best-effort": 2}
 
@@ -156,13 +157,24 @@ def _judge(
 def _unfit(spec: ReplicaSpec, budgets: dict[int, _Budget]) -> tuple[str, Verdict] | None:
     """Why it could not run here if everything were free."""
     indices = devices_of(spec)
-    if len(set(indices)) != spec.tensor_parallel or indices[0] != spec.device_index:
-        reason = f"its {spec.tensor_parallel} devices are not all of this node"
+    if reason := _misplaced(spec, indices):
         return "refuse", Verdict(spec, reason, "tensor_parallel_unsupported")
     absent = next((index for index in indices if index not in budgets), None)
     if absent is None:
         return None
     return "refuse", Verdict(spec, f"there is no device {absent}", "unknown_device")
+
+
+def _misplaced(spec: ReplicaSpec, indices: tuple[int, ...]) -> str:
+    """Why its devices or ranks here make no sense; "" if they do."""
+    ranks = range(spec.tensor_parallel) if spec.group is None else spec.group.ranks
+    if not ranks or list(ranks) != sorted({*ranks} & {*range(spec.tensor_parallel)}):
+        return f"its ranks here, {list(ranks)}, are not of {spec.tensor_parallel} in order"
+    if len(set(indices)) != len(ranks) or indices[0] != spec.device_index:
+        return f"its {len(ranks)} devices are not all of this node"
+    if spec.group is not None and len(spec.group.secret) < MIN_SECRET_BYTES:
+        return "the other nodes of its group could not be told from strangers"
+    return ""
 
 
 def _fit(spec: ReplicaSpec, num_bytes: int, budgets: list[_Budget]) -> tuple[str, Verdict]:

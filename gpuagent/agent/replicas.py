@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpuagent.agent import ipc
+from gpuagent.agent.joint import ENDED
 from gpuagent.agent.reconcile import Running, share_bytes
 from gpuagent.agent.residency import RESIDENT, STORAGE
 from gpuagent.wire.messages import ReplicaSpec, ReplicaStatus, TokenizerBundle
@@ -37,6 +38,8 @@ HOLDABLE = frozenset({"pending"}) | STARTING
 
 def backoff(code: str, num_failures: int) -> float:
     """Seconds until the next try after the ``num_failures``-th failure in a row."""
+    if code == ENDED:  # when it is tried again is for another node to say
+        return LOST_BACKOFF_S
     first = LOST_BACKOFF_S if code == "engine_lost" else LOAD_BACKOFF_S
     return min(first * 2.0 ** min(num_failures - 1, 20), MAX_BACKOFF_S)
 
@@ -120,6 +123,8 @@ class ReplicaTable:
         replica = self._replicas.get(replica_id)
         if replica is None:
             return "the replica is not on this node"
+        if not replica.spec.leads:
+            return "another node has the replica's first rank"
         if replica.state == "ready" or (replica.is_tiered and replica.state in HOLDABLE):
             return ""
         return f"the replica is {replica.state}"
@@ -193,7 +198,7 @@ class ReplicaTable:
         if replica.state in ("pending", "failed"):
             self.remove(replica_id)
             return
-        busy = replica.state == "ready"
+        busy = replica.state == "ready" or not replica.spec.leads  # only rank 0's node knows
         replica.stop_by = self._monotonic() + (drain_s if busy else 0.0)
         self._set(replica, "stopping")
 
@@ -242,8 +247,9 @@ class ReplicaTable:
 
     # --- shown ------------------------------------------------------------------------------
     def statuses(self) -> tuple[ReplicaStatus, ...]:
+        """Of groups over nodes, those whose first rank is here."""
         now = self._monotonic()
-        return tuple(_status(replica, now) for replica in self)
+        return tuple(_status(replica, now) for replica in self if replica.spec.leads)
 
     def next_retry(self) -> float | None:
         """When the next failed replica is due, on the monotonic clock."""

@@ -45,6 +45,7 @@ class Reports:
             fabric=node.settings.fabric,
             engines=node.settings.engines(),
             refusal=node.keeper.refusal,
+            fabric_address=node.fabric.address if node.fabric else "",
         )
 
     def telemetry(self) -> Telemetry:
@@ -71,7 +72,7 @@ class Reports:
         )
 
     def _replicas(self) -> tuple[ReplicaLoad, ...]:
-        return tuple(self._replica(replica) for replica in self._node.table)
+        return tuple(self._replica(each) for each in self._node.table if each.spec.leads)
 
     def _replica(self, replica: Replica) -> ReplicaLoad:
         node, replica_id = self._node, replica.spec.replica_id
@@ -140,6 +141,7 @@ class Reports:
                 **node.inference.counts,
                 **self._bus_errors,
                 "handed_over": node.host.num_handed_over,
+                "fabric_refused": node.fabric.num_refused if node.fabric else 0,
             },
         )
 

@@ -72,6 +72,8 @@ class Service:
 
     async def _listen(self) -> None:
         settings = self._settings
+        if self._node.fabric:
+            await self._node.fabric.start()
         port = await self._http.start(settings.metrics_host, settings.metrics_port)
         if settings.port_file:
             settings.port_file.parent.mkdir(parents=True, exist_ok=True)
@@ -210,6 +212,8 @@ class Service:
             await asyncio.wait_for(self._bus.write_observed(self._reports.observed()), 1.0)
         await self._bus.close()
         self._http.close()
+        if self._node.fabric:
+            self._node.fabric.close()
         log.info("agent_stopped")
 
 

@@ -150,6 +150,7 @@ class Tiers:
         replica_id, devices = replica.spec.replica_id, devices_of(replica.spec)
         room = min(rooms.get(index, 0) for index in devices)
         is_busy = self._num_active(replica_id) > self.num_held(replica_id)
+        is_busy |= not replica.spec.leads  # as far as this node can tell
         is_suspended = is_busy and replica.tier == HOST and replica.state == "ready"
         if is_suspended:
             self._since.setdefault(replica_id, now)
@@ -171,7 +172,7 @@ class Tiers:
             resident_since=replica.resident_since,
             warm_rank=self._warm.get(replica_id),
             can_park=replica.spec.engine == BUILTIN and not self._host.is_on_several(replica_id),
-            stays=self._intended.get(replica_id) == "resident" or len(devices) > 1,
+            stays=self._intended.get(replica_id) == "resident" or replica.spec.tensor_parallel > 1,
             prepares=self._intended.get(replica_id) == "warm" and replica.loaded is None,
             also_on=tuple(index for index in devices if index != replica.spec.device_index),
             intended=INTENDED.get(self._intended.get(replica_id, ""), 0),

@@ -1,8 +1,8 @@
 """Sums over the ranks of a tensor-parallel group, by torch.distributed.
 
-How the ranks find each other: rank 0 listens on a port of the loopback that the kernel chooses, and
-tells the others over the lines that they have to it anyway (`ranks`). So no port is guessed, no
-file is left behind, and nothing listens to the network.
+How the ranks find each other: over the lines that they have to rank 0 anyway (`meeting`). So no
+port is guessed, no file is left behind, and of the network only the interface is used that the
+group was given: the loopback, or that of the nodes' fabric.
 
 On GPUs the sum is NCCL's all-reduce (not measured: it has run on no machine with two GPUs). On CPUs
 it is gloo's, by pairs: each rank sends its partial sum to each other one, and all add up in the
@@ -20,8 +20,6 @@ sixty sums.
 """
 
 import os
-import socket
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -30,32 +28,31 @@ from torch import Tensor
 
 from gpuagent.models.errors import LoadError
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK = "lo"
 LARGE = 1 << 16  # numbers, from which on an all-reduce is no slower
-Tell = Callable[[int], None]  # the port, to all other ranks
-Learn = Callable[[], int]  # the port, from rank 0
 
 
 class Collective:
     """The ranks' common sum; `connect` before the first use."""
 
-    def __init__(self, rank: int, size: int, device: str) -> None:
+    def __init__(self, rank: int, size: int, device: str, interface: str = LOOPBACK) -> None:
         self.rank = rank
         self.size = size
+        self._interface = interface
         self._device = device
         self._backend = "nccl" if device == "cuda" else "gloo"
 
-    def connect(self, tell: Tell, learn: Learn, timeout_s: float) -> None:
+    def connect(self, store: dist.Store, timeout_s: float) -> None:
         """Meet the other ranks; LoadError group_incomplete if one does not come in time."""
         timeout = timedelta(seconds=timeout_s)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        self._store = store  # torch holds on to its inside only
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = self._interface
         try:
-            store = _store(self.rank, self.size, tell, learn, timeout)
             dist.init_process_group(
                 self._backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
             )
             self.total(torch.zeros(1, device=self._device))
-        except (RuntimeError, OSError) as error:  # torch's own errors are RuntimeErrors
+        except (RuntimeError, OSError, EOFError) as error:  # torch's own are RuntimeErrors
             text = f"rank {self.rank} of {self.size} did not meet the others: {error}"
             raise LoadError("group_incomplete", text[:400]) from error
 
@@ -88,23 +85,3 @@ class Collective:
         """Leave the group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _store(rank: int, size: int, tell: Tell, learn: Learn, timeout: timedelta) -> dist.TCPStore:
-    """Where the ranks leave their addresses for each other; rank 0 has it."""
-    if rank > 0:
-        return dist.TCPStore(LOOPBACK, learn(), size, False, timeout, wait_for_workers=False)
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        tell(port)
-        return dist.TCPStore(
-            LOOPBACK,
-            port,
-            size,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )

@@ -1,7 +1,7 @@
 """One engine on several devices: rank 0 schedules and samples, the others compute along.
 
 Rank 0 has the queue, the block tables, the sampler and an executor like any engine's; what it asks
-of its own part of the model it first tells the others, each over a line (a Unix socket) of its own.
+of its own part of the model it first tells the others, each over a line of its own (`lines`).
 A rank has its slices of the weights (`models.sharding`) and, for its KV heads, the keys and values
 of the same blocks in the same places, so one block table is right on all. A step with two ranks:
 
@@ -19,100 +19,22 @@ cancellations need nothing here. What moves keys and values out of the device (s
 hand-over, parking) is not done by a group.
 """
 
-import select
-import socket
-import struct
+import threading
 import zlib
 from collections.abc import Sequence
 
-import msgspec
 import torch
 from torch import Tensor
 
 from gpuagent.engine.batch import Work
-from gpuagent.engine.collective import Collective
+from gpuagent.engine.collective import LOOPBACK, Collective
 from gpuagent.engine.kv_cache import Copy
+from gpuagent.engine.lines import CopyBlocks, Erase, Line, Order, Step, framed
+from gpuagent.engine.meeting import Board, BoardElsewhere
 from gpuagent.engine.model_runner import Executor, ExecutorLost, Scores
 from gpuagent.engine.scheduler import SchedulerConfig
 from gpuagent.models.errors import LoadError
 from gpuagent.models.sharding import Shard
-
-_LENGTH = struct.Struct(">I")
-MAX_ORDER_BYTES = 64 << 20
-_encoder = msgspec.msgpack.Encoder()
-
-
-class Order(msgspec.Struct, frozen=True, array_like=True):
-    """Base of what rank 0 tells the others."""
-
-
-class Port(Order, frozen=True, tag="port"):
-    """Where rank 0 listens for the group's first meeting."""
-
-    number: int
-
-
-class Step(Order, frozen=True, tag="step"):
-    """Compute the works, in this order."""
-
-    works: list[Work]
-
-
-class CopyBlocks(Order, frozen=True, tag="copy"):
-    copies: list[Copy]
-
-
-class Erase(Order, frozen=True, tag="erase"):
-    work: Work
-
-
-class Line:
-    """One rank's end of its line to rank 0, or rank 0's end of one to another rank."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._decoder = msgspec.msgpack.Decoder(Port | Step | CopyBlocks | Erase)
-        self._buffer = bytearray()
-
-    def fileno(self) -> int:
-        """For `poll`."""
-        return self._end.fileno()
-
-    def close(self) -> None:
-        """Let the other end know that this one is gone."""
-        self._end.close()
-
-    def send(self, frame: bytes) -> None:
-        """Send what `framed` made."""
-        self._end.sendall(frame)
-
-    def next(self, timeout_s: float | None = None) -> Order | None:
-        """The next order; None after the timeout. Raises EOFError when rank 0 is gone."""
-        while (body := self._taken()) is None:
-            if timeout_s is not None and not select.select([self._end], [], [], timeout_s)[0]:
-                return None
-            chunk = self._end.recv(1 << 18)
-            if not chunk:
-                raise EOFError("rank 0 is gone")
-            self._buffer += chunk
-        return self._decoder.decode(body)
-
-    def _taken(self) -> bytes | None:
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
-        assert end <= MAX_ORDER_BYTES, "rank 0 sends no such order"
-        if len(self._buffer) < end:
-            return None
-        body = bytes(self._buffer[_LENGTH.size : end])
-        del self._buffer[:end]
-        return body
-
-
-def framed(order: Order) -> bytes:
-    """An order with its length before it."""
-    body = _encoder.encode(order)
-    return _LENGTH.pack(len(body)) + body
 
 
 def check_supported(quantization: str, speculation: str, swap_bytes: int | None) -> None:
@@ -134,9 +56,16 @@ def check_supported(quantization: str, speculation: str, swap_bytes: int | None)
 class Rank:
     """This process's place in a group, with its lines: one to each other rank, or one to rank 0."""
 
-    def __init__(self, rank: int, size: int, lines: Sequence[Line], device: str = "cpu") -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        lines: Sequence[Line],
+        device: str = "cpu",
+        interface: str = LOOPBACK,
+    ) -> None:
         assert len(lines) == (size - 1 if rank == 0 else 1), "a line to each other rank"
-        self.collective = Collective(rank, size, device)
+        self.collective = Collective(rank, size, device, interface)
         self.shard = Shard(rank, size, self.collective.total)
         self.lines = lines
         self._device = device
@@ -150,7 +79,12 @@ class Rank:
     def connect(self, timeout_s: float) -> None:
         """Meet the others, with the weights loaded; raises LoadError group_incomplete, or
         group_mismatch if they have not made the same engine as this one."""
-        self.collective.connect(self._tell, lambda: self._learn(timeout_s), timeout_s)
+        if self.leads:
+            self._receive_all(Board(timeout_s), timeout_s)
+        else:
+            board = BoardElsewhere(self.lines[0], timeout_s)
+            self.collective.connect(board, timeout_s)
+            board.over()
         mark = zlib.crc32(self._made.encode()) >> 12  # 20 bits: sums are exact in float32
         total = int(self.collective.total(torch.tensor([mark]).to(self._device)))
         if total != mark * self.shard.size:
@@ -165,15 +99,16 @@ class Rank:
         """What this rank does when it has loaded, if another one leads."""
         return None if self.leads else Follower(local, self.lines[0])
 
-    def _tell(self, port: int) -> None:
-        for line in self.lines:
-            line.send(framed(Port(port)))
-
-    def _learn(self, timeout_s: float) -> int:
-        order = self.lines[0].next(timeout_s)
-        if not isinstance(order, Port):
-            raise LoadError("group_incomplete", f"rank 0 was not ready within {timeout_s:g} s")
-        return order.number
+    def _receive_all(self, board: Board, timeout_s: float) -> None:
+        """Meet the other ranks, with a thread for the line of each."""
+        threads = [
+            threading.Thread(target=board.serve, args=(line,), daemon=True) for line in self.lines
+        ]
+        for thread in threads:
+            thread.start()
+        self.collective.connect(board, timeout_s)
+        for thread in threads:
+            thread.join(timeout_s)
 
 
 class GroupExecutor:

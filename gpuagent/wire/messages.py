@@ -24,6 +24,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- desired state: control plane -> node (KV bucket "desired", key = node id) -----------------
 
 
+class GroupPart(Message, frozen=True, kw_only=True):
+    """A node's part of a group over several nodes: the ``ranks`` that it runs, in the order of its
+    ``device_indices``. ``address``: host:port, of the agent that has rank 0, where the others meet
+    it. ``secret`` is known to the agents of this one placement."""
+
+    ranks: tuple[int, ...]
+    address: str = ""
+    secret: bytes = b""
+
+
 class ReplicaSpec(Message, frozen=True, kw_only=True):
     """One replica the node should run; a ``replica_id`` is never reused for another placement.
 
@@ -33,7 +43,7 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     ``engine`` is builtin | vllm, which a node has if it says so (``ObservedState.engines``).
     A group of ``tensor_parallel`` devices takes an equal part of ``memory_bytes`` on each of
     ``device_indices``, the first of which is ``device_index``; from control planes that do not say,
-    on neighbours from there on. Fewer than ``tensor_parallel``: the others are another node's.
+    on neighbours from there on. Where others are of another node, ``group`` says which these are.
     ``task`` is generate | embed: what it serves.
     """
 
@@ -62,6 +72,12 @@ class ReplicaSpec(Message, frozen=True, kw_only=True):
     engine: str = BUILTIN
     device_indices: tuple[int, ...] = ()
     task: str = "generate"
+    group: GroupPart | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node has the first rank, which speaks for the replica."""
+        return self.group is None or 0 in self.group.ranks
 
 
 class DesiredState(Message, frozen=True, kw_only=True):
@@ -138,7 +154,9 @@ class ObservedState(Message, frozen=True, kw_only=True):
     """What the node really runs; ``acked_*`` is the newest desired state it has accepted.
 
     ``cpu_milli`` and ``host_memory`` are the node's own, 0 if not told; ``fabric`` names the
-    network that joins its devices to other nodes'. ``engines`` are those that it can load.
+    network that joins its devices to other nodes', and ``fabric_address`` (host:port) is where
+    agents on it meet this one for groups over nodes; "": it takes no part in any. Of such a group
+    the node of rank 0 alone reports a replica. ``engines`` are those that it can load.
     ``refusal``: why it has not accepted the desired state that it read last; "" if it has.
     ``labels`` are of agents of earlier releases, and read by nothing: nodes are told apart by zone,
     fabric, devices and engines.
@@ -159,6 +177,7 @@ class ObservedState(Message, frozen=True, kw_only=True):
     fabric: str = ""
     engines: tuple[str, ...] = (BUILTIN,)
     refusal: str = ""
+    fabric_address: str = ""
 
 
 # --- telemetry: node -> everyone, core NATS, every 2 s (it is the heartbeat) -------------------

@@ -50,11 +50,13 @@ def ranks(agent: Agent) -> dict[int, psutil.Process]:
     return found
 
 
-async def streamed(plane: Control, replica_id: str, num: int = 6) -> list[list[int]]:
+async def streamed(
+    plane: Control, replica_id: str, num: int = 6, sampling: Sampling = GREEDY
+) -> list[list[int]]:
     """Greedy tokens of prompts of several lengths, all at once."""
     asked = [
         await plane.generate(
-            "n1", 0, replica_id, prompt_token_ids=tuple(range(i, 12 * i + 3)), sampling=GREEDY
+            "n1", 0, replica_id, prompt_token_ids=tuple(range(i, 12 * i + 3)), sampling=sampling
         )
         for i in range(num)
     ]
@@ -235,7 +237,7 @@ def test_only_the_first_rank_speaks_for_the_group_but_any_may_fail() -> None:
 
 def test_every_rank_but_the_first_has_one_line_and_none_stays_open() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with groups.lines(3, 9.0) as places:
+    with groups.lines((0, 1, 2), 3, 9.0) as places:
         assert [(one.rank, len(one.lines)) for one in places] == [(0, 2), (1, 1), (2, 1)]
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 

@@ -50,20 +50,15 @@ def desired(epoch: int, generation: int, *replicas: DesiredReplica) -> DesiredNo
     return DesiredNode("n1", epoch, generation, False, replicas)
 
 
-def test_a_group_reaches_its_node_with_that_nodes_devices() -> None:
-    """Those of other nodes are not named: by their number the node sees that some are missing."""
-    spec = replace(SPEC, tensor_parallel=2)
+def test_a_group_is_divided_among_its_nodes_by_rank() -> None:
+    """The node of the first rank first; of groups placed before there were shards, neighbours."""
     for shards, expected in (
-        ((Shard(NodeId("n1"), 3), Shard(NodeId("n1"), 1)), (3, 1)),
-        ((Shard(NodeId("n1"), 3), Shard(NodeId("n2"), 1)), (3,)),
-        ((), (3, 4)),
+        ((Shard(NodeId("n1"), 3), Shard(NodeId("n1"), 1)), {"n1": ((0, 3), (1, 1))}),
+        ((Shard(NodeId("n1"), 3), Shard(NodeId("n2"), 1)), {"n1": ((0, 3),), "n2": ((1, 1),)}),
+        ((), {"n1": ((0, 3), (1, 4))}),
     ):
         placed = Assignment("m.v1.g1.0", "m@v1", NodeId("n1"), 3, 1000, shards)
-        devices = publish.devices_here(placed, 2)
-        sent = replace(REPLICA, spec=spec, device_index=3, device_indices=devices)
-        (wire,) = desired_to_wire(desired(1, 1, sent), "c").replicas
-        assert (wire.device_indices, wire.tensor_parallel) == (expected, 2)
-    assert publish.devices_here(Assignment("m", "m@v1", NodeId("n1"), 3, 1000), 1) == ()
+        assert publish.parts_of(placed, 2) == expected
 
 
 async def test_a_node_reads_what_was_decided(nats: NatsServer) -> None:  # noqa: F811
@@ -206,7 +201,7 @@ async def test_a_node_that_cannot_be_told_keeps_no_other_from_being_told(
         desired(1, 1, replace(REPLICA, spec=spec)),
         replace(desired(1, 1, REPLICA), node_id="n2"),
     ]
-    monkeypatch.setattr(publish, "desired_nodes", lambda state, epoch: nodes)
+    monkeypatch.setattr(publish, "desired_nodes", lambda state, epoch, key: nodes)
     async with control(nats) as bus:
         states, clock = DesiredPublisher(bus, "c"), SystemClock()
         publisher = publish.Publisher(states, clock, FleetState(), FleetLoads(), 1)

@@ -148,11 +148,11 @@ def test_the_telemetry_that_was_seen_decides(store: EventStore) -> None:
 def test_earlier_planners_decide_again_as_they_did(store: EventStore) -> None:
     """Their rules are known, and which of them decided is recorded."""
     fleet = Fleet(store, 1)
-    seen = [snapshot(fleet.state, PlanInputs(planner=n), 0.0) for n in range(1, 7)]
-    assert [one.keeps_wholes for one in seen] == [True, False, False, True, True, True]
-    assert [one.keeps_failing for one in seen] == [False] * 5 + [True]
-    assert [one.retiers for one in seen] == [False] * 5 + [True]
-    assert max(REPLAYED) == PLANNER == 6
+    seen = [snapshot(fleet.state, PlanInputs(planner=n), 0.0) for n in range(1, 8)]
+    assert [one.keeps_wholes for one in seen] == [True, False, False, True, True, True, True]
+    assert [one.keeps_failing for one in seen] == [False] * 5 + [True] * 2
+    assert [one.retiers for one in seen] == [False] * 5 + [True] * 2
+    assert max(REPLAYED) == PLANNER == 7
 
 
 def test_the_place_of_a_difference_is_named(store: EventStore) -> None:

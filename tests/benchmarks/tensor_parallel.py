@@ -33,7 +33,8 @@ import torch.distributed as dist
 from gpuagent.engine.batch import Work
 from gpuagent.engine.collective import Collective
 from gpuagent.engine.engine import TorchEngine
-from gpuagent.engine.ranks import CopyBlocks, Line, Step, framed
+from gpuagent.engine.lines import CopyBlocks, Line, Step, framed
+from gpuagent.engine.ranks import Rank
 from gpuagent.engine.request import GenerationRequest, SamplingParams
 from tests.engine.group import Group
 from tests.engine.real_model import real_model
@@ -147,24 +148,25 @@ def parts(repeats: int) -> Figures:
         other = subprocess.Popen(
             [*command, str(theirs.fileno()), "--repeats", str(repeats)], pass_fds=[theirs.fileno()]
         )
-    line, collective = Line(ours), Collective(0, 2, "cpu")
+    line = Line(ours)
     figures = orders(line, repeats)
-    collective.connect(lambda port: ours.sendall(port.to_bytes(4, "big")), int, 60)
-    figures |= sums(collective, repeats)
+    place = Rank(0, 2, [line])
+    place.connect(60)
+    figures |= sums(place.collective, repeats)
     other.wait(60)
-    collective.close()
+    place.collective.close()
     return figures
 
 
 def answer(descriptor: int, repeats: int) -> None:
     """The other process of `parts`."""
-    theirs = socket.socket(fileno=descriptor)
-    line, collective = Line(theirs), Collective(1, 2, "cpu")
+    line = Line(socket.socket(fileno=descriptor))
     for _ in range(repeats):
         line.next()
         line.send(framed(CopyBlocks([])))
-    collective.connect(print, lambda: int.from_bytes(theirs.recv(4), "big"), 60)
-    sums(collective, repeats)
+    place = Rank(1, 2, [line])
+    place.connect(60)
+    sums(place.collective, repeats)
 
 
 def measure(repeats: int) -> dict[str, Any]:

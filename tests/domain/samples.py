@@ -41,7 +41,7 @@ SPEC = VersionSpec(
 NEEDS = Needs(("H100", "H200"), 60, 4_000, 8 * GIB)
 GUARANTEED = replace(SPEC, priority="high", guaranteed_percent=40, needs=NEEDS, max_inputs=512)
 DEVICES = (node.DeviceInfo(0, "cuda", "NVIDIA H100", 80 * GIB, "nvlink0"),)
-HOST = node.HostInfo(96_000, 768 * GIB, "ib-east", ("builtin", "vllm"))
+HOST = node.HostInfo(96_000, 768 * GIB, "ib-east", ("builtin", "vllm"), "10.1.0.1:7001")
 ARMS = (route.Arm("a", V1, 0.75), route.Arm("b", VersionId("smollm2@v2"), 0.25))
 ASSIGNMENT = placement.Assignment(R1, V1, NODE, 0, 2 * GIB)
 GROUP = replace(

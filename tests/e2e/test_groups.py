@@ -1,4 +1,5 @@
-"""One replica on two devices, over the whole product, with a real model and real processes."""
+"""One replica on two devices of one node or of two, over the whole product, with a real model and
+real processes."""
 
 import json
 from collections.abc import Iterator
@@ -23,11 +24,24 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """Beside the demo's own model the same weights in float32, on one device and on two."""
     arguments = ("--devices", "cpu:4GiB,cpu:4GiB", "--model-cache", str(MODEL_CACHE))
     with Product(tmp_path_factory.mktemp("wide"), *arguments) as running:
-        add(running, "plain", 1)
-        add(running, "wide", 2)
-        for version in ("plain", "wide"):
-            until(lambda v=version: running.placements(f"smollm2@{v}"), 240, running.logs)
+        add_both(running)
         yield running
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """The same with two nodes of one device each, which share a fabric."""
+    arguments = ("--agents", "2", "--devices", "cpu:6GiB", "--model-cache", str(MODEL_CACHE))
+    with Product(tmp_path_factory.mktemp("apart"), *arguments) as running:
+        add_both(running)
+        yield running
+
+
+def add_both(product: Product) -> None:
+    add(product, "plain", 1)
+    add(product, "wide", 2)
+    for version in ("plain", "wide"):
+        until(lambda v=version: product.placements(f"smollm2@{v}"), 240, product.logs)
 
 
 def add(product: Product, version: str, tensor_parallel: int) -> None:
@@ -57,7 +71,8 @@ def ask(product: Product, version: str, question: str) -> str:
 def ranks(product: Product) -> dict[int, psutil.Process]:
     """The group's workers."""
     found = {}
-    for each in product.workers():
+    agents = [name for name in product.pids if name.startswith("gpuagent-")]
+    for each in [worker for name in agents for worker in product.workers(name)]:
         with suppress(psutil.Error, ValueError):  # it has just ended, or not begun
             if group := json.loads(each.cmdline()[-1]).get("group"):
                 found[group["rank"]] = each
@@ -110,6 +125,47 @@ def test_a_retired_group_leaves_no_process(wide: Product) -> None:
     until(lambda: not any(alive(each) for each in old.values()), 60, wide.logs)
     assert ranks(wide) == {}
     assert ask(wide, "plain", QUESTIONS[1])
+
+
+def test_a_version_is_placed_over_two_nodes_and_answers_as_on_one(apart: Product) -> None:
+    """kill -9 of the worker on the second node: the replica comes back; the second agent stopped:
+    each request has one end on record, and the replica is missing until there are two nodes."""
+    old = ranks(apart)
+    assert {len(apart.workers(name)) for name in ("gpuagent-1", "gpuagent-2")} <= {1, 2, 3}
+    assert old[0].ppid() != old[1].ppid()
+    expected = [ask(apart, "plain", question) for question in QUESTIONS]
+    assert [ask(apart, "wide", question) for question in QUESTIONS] == expected
+
+    old[1].kill()
+    until(lambda: not any(alive(each) for each in old.values()), 20, apart.logs)
+    until(lambda: len(ranks(apart)) == 2 and apart.placements(GROUP), 240, apart.logs)
+    assert ask(apart, "wide", QUESTIONS[0]) == expected[0]
+
+    (placed,) = apart.placements(GROUP)
+    other = {"node-1": "gpuagent-2", "node-2": "gpuagent-1"}[placed["node_id"]]
+    with apart.openai(timeout=240.0) as client:
+        stream = client.chat.completions.create(
+            model=GROUP,
+            messages=[{"role": "user", "content": QUESTIONS[1]}],
+            max_tokens=200,
+            temperature=0,
+            stream=True,
+        )
+        next(iter(stream))
+        old = ranks(apart)
+        psutil.Process(apart.pids[other]).suspend()  # its node is lost, and nothing is closed
+        old[1].suspend()
+        try:
+            with suppress(Exception):  # told of the loss
+                list(stream)
+            record = apart.request_record(stream.response.headers["x-request-id"], 60)
+            assert record["outcome"] in ("ok", "error")
+            until(lambda: not apart.placements(GROUP), 60, apart.logs)
+        finally:
+            old[1].resume()
+            psutil.Process(apart.pids[other]).resume()
+    until(lambda: apart.placements(GROUP), 240, apart.logs)
+    assert ask(apart, "wide", QUESTIONS[0]) == expected[0]
 
 
 def alive(process: psutil.Process) -> bool:

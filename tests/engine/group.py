@@ -18,7 +18,8 @@ import msgspec
 import torch
 
 from gpuagent.engine.engine import TorchEngine
-from gpuagent.engine.ranks import Follower, Line, Rank
+from gpuagent.engine.lines import Line
+from gpuagent.engine.ranks import Follower, Rank
 
 START_S = 120.0
 PR_SET_PDEATHSIG = 1

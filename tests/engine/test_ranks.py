@@ -3,6 +3,7 @@
 import random
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,8 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from gpuagent.engine.collective import LARGE
 from gpuagent.engine.engine import TorchEngine
+from gpuagent.engine.lines import Line, Met, framed
+from gpuagent.engine.meeting import Board, BoardElsewhere
 from gpuagent.engine.model_runner import ExecutorLost
-from gpuagent.engine.ranks import Line, Rank
+from gpuagent.engine.ranks import Rank
 from gpuagent.engine.request import GenerationRequest, LatencyClass, SamplingParams
 from gpuagent.models.config import read_config
 from gpuagent.models.errors import LoadError
@@ -198,6 +201,34 @@ def test_a_rank_that_does_not_come_in_time_is_a_typed_failure() -> None:
     with silent, pytest.raises(LoadError) as refused:
         Rank(1, 2, [Line(other)]).connect(0.2)
     assert refused.value.code == "group_incomplete"
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\x00\x00\x00\x03\x80\x04\x95", b"\xff\xff\xff\xff", framed(Met())[:-1]]
+)
+def test_what_is_no_order_is_the_end_of_a_line(said: bytes) -> None:
+    """From another machine too: nothing is built of it, and no more is read than an order has."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(said)
+    theirs.close()
+    with pytest.raises(EOFError):
+        Line(ours).next(5.0)
+
+
+def test_a_rank_that_is_lost_while_they_meet_is_no_longer_waited_for() -> None:
+    board = Board(60.0)
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=board.serve, args=(Line(ours),))
+    thread.start()
+    other = BoardElsewhere(Line(theirs), 5.0)
+    other.set("a", b"1")
+    assert (board.get("a"), other.get("a"), other.add("n", 2), board.add("n", 3)) == (
+        b"1", b"1", 2, 5,
+    )  # fmt: skip
+    theirs.close()
+    with pytest.raises(RuntimeError, match="another rank was not ready"):
+        board.get("b")
+    thread.join(5)
 
 
 # --- parts --------------------------------------------------------------------------------------

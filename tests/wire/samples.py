@@ -13,6 +13,7 @@ from gpuagent.wire import codec, messages
 
 GOLDEN = Path(__file__).with_name("golden.json")
 
+PART = messages.GroupPart(ranks=(0, 1), address="10.1.0.1:7001", secret=b"s" * 32)
 REPLICA = messages.ReplicaSpec(
     replica_id="chat.1.g7.0",
     version_id="chat@1",
@@ -39,6 +40,7 @@ REPLICA = messages.ReplicaSpec(
     engine="vllm",
     device_indices=(1, 3),
     task="embed",
+    group=PART,
 )
 DEVICE = messages.Device(
     index=0, kind="cuda", name="H100", memory_bytes=80 << 30, uuid="GPU-1", link="nvlink0"
@@ -152,6 +154,7 @@ PRODUCED = messages.Produced(
     "req-1", "req-1-0", 2, "chat.1.g7.0", 40, 16, "error", "engine_lost", 1.5, 20.5, 3.5
 )
 SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
+    PART,
     REPLICA,
     messages.DesiredState(
         cluster_id="engine",
@@ -181,6 +184,7 @@ SAMPLES: tuple[messages.Message | messages.Frame, ...] = (
         fabric="ib-east",
         engines=("builtin", "vllm"),
         refusal="(2, 1) is older than (3, 7)",
+        fabric_address="10.1.0.1:7001",
     ),
     DEVICE_LOAD,
     REPLICA_LOAD,

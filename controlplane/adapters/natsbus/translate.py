@@ -11,6 +11,7 @@ from controlplane.application.fleet import (
     DesiredNode,
     DesiredReplica,
     DeviceLoad,
+    GroupPart,
     NodeLoad,
     NodeReport,
     ReplicaLoad,
@@ -71,7 +72,14 @@ def _replica_to_wire(replica: DesiredReplica) -> wire.ReplicaSpec:
         engine=spec.engine,
         device_indices=replica.device_indices,
         task=spec.task,
+        group=_part_to_wire(replica.group),
     )
+
+
+def _part_to_wire(part: GroupPart | None) -> wire.GroupPart | None:
+    if part is None:
+        return None
+    return wire.GroupPart(ranks=part.ranks, address=part.address, secret=part.secret)
 
 
 # --- reports ------------------------------------------------------------------------------------
@@ -88,8 +96,18 @@ def node_report(payload: bytes, node_id: str) -> NodeReport:
         state.zone,
         tuple(_device(device) for device in state.devices),
         tuple(_replica_report(replica) for replica in state.replicas),
-        HostInfo(state.cpu_milli, state.host_memory, state.fabric, _engines(state.engines)),
+        _host(state),
         state.refusal[:MAX_REASON],
+    )
+
+
+def _host(state: wire.ObservedState) -> HostInfo:
+    return HostInfo(
+        state.cpu_milli,
+        state.host_memory,
+        state.fabric,
+        _engines(state.engines),
+        state.fabric_address,
     )
 
 

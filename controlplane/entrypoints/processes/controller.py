@@ -94,7 +94,8 @@ class Upkeep(Protocol):
 
 @dataclass(frozen=True)
 class ControllerSettings:
-    """Times in seconds. A lease that is not renewed for ``lease_s`` is free for others."""
+    """Times in seconds. A lease that is not renewed for ``lease_s`` is free for others. Of
+    ``group_key`` the secrets of groups over nodes are made: the same for all controllers."""
 
     nats_url: str
     nats_creds: Path | None
@@ -108,6 +109,7 @@ class ControllerSettings:
     upkeep_s: float = 60.0
     demand_s: float = 0.25
     forecast_s: float = 20.0
+    group_key: bytes = field(default=b"", repr=False)
     holder: str = field(
         default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
     )
@@ -374,7 +376,13 @@ class Controller:
         if self.publisher is None:
             states = DesiredPublisher(self.bus, self.settings.cluster_id)
             self.publisher = Publisher(
-                states, self._clock, self.state, self.loads, lease.epoch, self.settings.verify_s
+                states,
+                self._clock,
+                self.state,
+                self.loads,
+                lease.epoch,
+                self.settings.verify_s,
+                self.settings.group_key,
             )
         try:
             await self.publisher.step()

@@ -20,8 +20,9 @@ from gpuagent.agent.model_store import tokenizer_bundle
 from gpuagent.agent.model_store.errors import ModelStoreError
 from gpuagent.agent.model_store.store import LocalModel
 from gpuagent.engine.engine import TorchEngine
+from gpuagent.engine.lines import Line
 from gpuagent.engine.precision import Precision, check_checkpoint, precision
-from gpuagent.engine.ranks import Line, Rank, check_supported
+from gpuagent.engine.ranks import Rank, check_supported
 from gpuagent.engine.scheduler import Policy
 from gpuagent.models.config import read_config
 from gpuagent.models.encoder_config import is_encoder
@@ -69,8 +70,9 @@ def _place(spec: ReplicaSpec, config: WorkerConfig) -> Rank | None:
         raise LoadError("tensor_parallel_unsupported", text)
     if config.group is None:
         return None
-    lines = [Line(socket.socket(fileno=each)) for each in config.group.lines]
-    return Rank(config.group.rank, size, lines, config.device.kind)
+    group = config.group
+    lines = [Line(socket.socket(fileno=each)) for each in group.lines]
+    return Rank(group.rank, size, lines, config.device.kind, group.interface)
 
 
 def _load(

@@ -24,5 +24,10 @@ class Command(RuledCommand):
         parser.add_argument("--port-file", type=Path, help="write the bound port here")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        controller = ControllerSettings(settings.NATS_URL, settings.NATS_CREDS, settings.CLUSTER_ID)
+        controller = ControllerSettings(
+            settings.NATS_URL,
+            settings.NATS_CREDS,
+            settings.CLUSTER_ID,
+            group_key=settings.SECRET_KEY.encode(),
+        )
         run(controller, options["host"], options["port"], options["port_file"])
