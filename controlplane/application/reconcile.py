@@ -23,6 +23,7 @@ from controlplane.placement.plan import (
     PLANNER,
     PLANNERS_THAT_JOIN_ALL,
     PLANNERS_THAT_STOP_FAILING,
+    PLANNERS_THAT_TAKE_TURNS,
     PLANNERS_WITHOUT_TIERING,
     PLANNERS_WITHOUT_WHOLES,
     PlacementPlan,
@@ -141,6 +142,7 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
         keeps_wholes=inputs.planner not in PLANNERS_WITHOUT_WHOLES,
         keeps_failing=keeps_failing,
         retiers=inputs.planner not in PLANNERS_WITHOUT_TIERING,
+        keeps_siblings=inputs.planner not in PLANNERS_THAT_TAKE_TURNS,
         rates=dict(inputs.rates),
     )
 

@@ -14,7 +14,8 @@ Worked example: two devices of 10 GB, n1 holds best-effort b (6), n2 holds norma
     b (6) is missing now    4 GB free on n2, 2 GB on n1: unplaced, insufficient_memory
 
 Kept replicas do not move, with two exceptions. One that fails where it is goes where it may fare
-better, else its node tries on (``failing``); within its priority it comes after what is missing.
+better, else its node tries on (``failing``); within its priority it comes after what is missing,
+but for what is missing of its own version.
 And of replicas that crowd on one node while another has room, one is started there, and the crowded
 one stops when that is ready (``reconcile``). So a fleet spreads again after a drain or an outage,
 one replica of a version at a time. Two replicas of a, n2
@@ -56,6 +57,7 @@ PLANNERS_THAT_STOP_FAILING = PLANNERS_WITHOUT_WHOLES | {1, 4, 5}
 # 2 knew nothing that is swappable or measured, 4 nothing of other engines
 PLANNERS_WITHOUT_TIERING = PLANNERS_WITHOUT_WHOLES | {0, 1, 4, 5}
 PLANNERS_THAT_JOIN_ALL = frozenset(range(7))  # nodes of a fabric, whatever their agents can
+PLANNERS_THAT_TAKE_TURNS = PLANNERS_THAT_JOIN_ALL  # a missing replica takes a failing one's place
 REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, 5, 6, PLANNER}
 HELPFUL_CODES = (
     "backoff",
@@ -107,7 +109,8 @@ class _Draft:
     """The plan while it grows. A replica started and evicted in one plan leaves no trace.
 
     ``whole``: the replica (or version that has a gap) whose comparison is told of every device.
-    ``found``: what was kept and is leaving at first; ``leaving``: what still is.
+    ``found``: what was kept and is leaving at first; ``leaving``: what still is; ``failing``: what
+    is, by version.
     """
 
     fleet: Fleet
@@ -120,6 +123,7 @@ class _Draft:
     gaps: Counter[str] = field(default_factory=Counter)
     numbers: dict[str, int] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
+    failing: dict[str, list[AssignedView]] = field(default_factory=dict)
     queue: _Queue = field(default_factory=_Queue)
 
 
@@ -143,11 +147,12 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
             draft.queue.push(versions[version_id])
     for view in found.failing:
         draft.queue.push(versions[view.assignment.version_id], view)
+        draft.failing.setdefault(view.assignment.version_id, []).append(view)
     _fit_shrunken(draft)
     while draft.queue:
         version, failed = draft.queue.pop()
         if failed is None:
-            _place(draft, version)
+            _place_missing(draft, version, snapshot.keeps_siblings)
         else:
             _place_again(draft, version, failed)
     for version_id, views in _settled(found, draft):
@@ -160,6 +165,24 @@ def plan(snapshot: FleetSnapshot, generation: int, whole: str = "") -> Placement
 
 
 # --- one replica ------------------------------------------------------------------------------
+def _place_missing(draft: _Draft, version: VersionView, keeps_siblings: bool) -> None:
+    """Start one, but not where another of the version fails: that would be a decision at each of
+    its tries, and the same replica under another name."""
+    fleet, siblings = draft.fleet, []
+    if keeps_siblings:
+        found = [_resident(view, version) for view in draft.failing.get(version.version_id, ())]
+        siblings = [one for one in found if failing.has_place(fleet, one)]
+    for one in siblings:
+        fleet.add(one)
+    _place(draft, version)
+    for one in siblings:
+        fleet.remove(one)
+
+
+def _resident(view: AssignedView, version: VersionView) -> Resident:
+    return Resident(view.assignment, version, view.idle_s, view.charged_bytes, view.is_steady)
+
+
 def _place(draft: _Draft, version: VersionView) -> None:
     if not _is_placed(draft, version):
         draft.gaps[version.version_id] += 1
@@ -168,8 +191,7 @@ def _place(draft: _Draft, version: VersionView) -> None:
 def _place_again(draft: _Draft, version: VersionView, view: AssignedView) -> None:
     """Move a failing replica to a better node, or leave it where it is, if it still has room."""
     fleet, name = draft.fleet, version.version_id
-    steady = view.charged_bytes, view.is_steady
-    resident = Resident(view.assignment, version, view.idle_s, *steady)
+    resident = _resident(view, version)
     if not failing.has_place(fleet, resident):
         draft.stopped.append(failing.stop(view, " Its place is taken."))
         return _place(draft, version)

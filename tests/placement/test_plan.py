@@ -284,6 +284,18 @@ def test_a_failing_replica_keeps_no_room_from_a_healthy_one_of_its_priority() ->
     assert not plan(high, 2).stopped
 
 
+@pytest.mark.parametrize("keeps_siblings", [True, False])
+def test_a_missing_replica_leaves_a_failing_one_of_its_version_in_its_place(
+    keeps_siblings: bool,
+) -> None:
+    """There is room for one of two, and that one fails: another in its place would be no other."""
+    failing = assigned("a", "n1", 0, 8, state="failed")
+    known = fleet([node("n1", 10)], [version("a", 8, 2)], [failing])
+    made = plan(replace(known, keeps_siblings=keeps_siblings), 2)
+    assert codes(made) == ({} if keeps_siblings else {"a.v1.g1.0": "failed"})
+    assert [gap.num_missing for gap in made.unplaced] == [1]
+
+
 def test_earlier_planners_stopped_what_failed() -> None:
     failing = assigned("a", "n1", 0, 3, state="failed")
     failure = FailureView(VersionId("a@v1"), NodeId("n1"), "oom", 1, 999.0)
