@@ -163,6 +163,18 @@ test("an edit that somebody overtook overwrites nothing and says so", async () =
   await screen.findByRole("button", { name: "Retire version" });
 });
 
+test("a version in use is not retired, and the dialog says what uses it", async () => {
+  const { backend } = await open("/models/smollm2?version=v1");
+  await dialog("smollm2@v1");
+  press("Retire");
+  const box = await dialog("Retire smollm2@v1");
+  within(box).getByText(/While a route has an arm of it/);
+  press("Retire version", box);
+  const alert = await within(box).findByRole("alert");
+  expect(alert.textContent).toContain("smollm2@v1 is the default of smollm2; make another");
+  expect(backend.state.models[0].versions[0].retired).toBe(false);
+});
+
 test("aliases are added and removed", async () => {
   const { backend } = await open("/models/smollm2");
   press(await screen.findByText("Add alias").then(() => "Add alias"));

@@ -204,6 +204,19 @@ def test_retiring_is_for_good_and_harmless_to_repeat() -> None:
     given(REGISTERED).when(RetireVersion(M, "v1", 4.0)).then_refused("version_not_found")
 
 
+def test_the_default_is_retired_last() -> None:
+    """Else another version would become the default that nobody chose."""
+    history = [REGISTERED, ADDED, ModelVersionAdded(M, replace(SPEC, version="v2"), 3.0)]
+    given(*history).when(RetireVersion(M, "v1", 4.0)).then_refused("in_use")
+    given(*history).when(RetireVersion(M, "v2", 4.0)).then(ModelVersionRetired(M, "v2", 4.0))
+    chosen = ModelDefaultVersionSet(M, "v2", 3.0)
+    given(*history, chosen).when(RetireVersion(M, "v1", 4.0)).then(RETIRED)
+    given(*history, chosen).when(RetireVersion(M, "v2", 4.0)).then_refused("in_use")
+    given(*history, chosen, RETIRED).when(RetireVersion(M, "v2", 4.0)).then(
+        ModelVersionRetired(M, "v2", 4.0)
+    )
+
+
 def test_the_default_is_the_chosen_version_else_the_oldest_live_one() -> None:
     """So adding a version moves no traffic. A retired choice no longer counts; with nothing live
     there is no default."""

@@ -89,7 +89,8 @@ OPERATIONS = {
         "Models",
         "Retire a version",
         "Its replicas finish what runs and leave. No request is sent to it any more; its records "
-        "stay.",
+        "stay. Refused (`in_use`) while a route has an arm of it, and while it is the model's "
+        "default and other versions are live.",
     ),
     "versions_scale": Operation(
         "Models",
@@ -119,7 +120,8 @@ OPERATIONS = {
         "**Sticky by default:** the same user gets the same arm for as long as the weights hold, "
         "and a change of weights moves only the share that it must. The user is the request's "
         "`user` field, else its API key; so one client that names no users always sees one arm. "
-        "With `sticky` false each request draws anew.",
+        "With `sticky` false each request draws anew.\n\n"
+        "The arms' versions are live, and either all generate or all embed.",
     ),
     "routes_retrieve": Operation("Routes", "Show a route"),
     "routes_change": Operation(

@@ -329,6 +329,13 @@ export class FakeBackend {
     return this.appended(kind, body.name, "RouteCreated", body);
   }
 
+  refuseIfInUse(row, name) {
+    const others = row.versions.filter((each) => !each.retired && each.version !== name);
+    if (row.default_version !== name || others.length === 0) return;
+    const use = `${row.name}@${name} is the default of ${row.name}`;
+    throw new Refusal(409, "in_use", `${use}; make another version the default first.`);
+  }
+
   change([kind, id, sub, subId, action], { method, body }) {
     const row = this.find(kind, id);
     switch (`${method} ${kind} ${sub ?? ""} ${action ?? ""}`.trim()) {
@@ -360,6 +367,7 @@ export class FakeBackend {
         byVersion(row, subId).price = body;
         return ["ModelPriceSet"];
       case "POST models versions retire":
+        this.refuseIfInUse(row, subId);
         Object.assign(byVersion(row, subId), { retired: true, status: "retired" });
         return ["ModelVersionRetired"];
       case "POST models versions default":
