@@ -44,6 +44,18 @@ test("a registered model leads straight to adding its first version", async () =
   expect(spec.gpu_memory).toBe(2 ** 30);
 });
 
+test("registering a name that exists says so and opens that model, adding nothing", async () => {
+  await open("/models");
+  press("Register model");
+  await dialog("Register model");
+  type(/^Name/, "smollm2");
+  press("Register");
+  await screen.findByText("smollm2 exists already");
+  await screen.findByRole("heading", { name: "smollm2" });
+  expect(screen.queryByText("Add version to smollm2")).toBeNull();
+  expect(screen.queryByText("smollm2 is registered")).toBeNull();
+});
+
 test("a further version starts from the newest one, and says what the bare name means", async () => {
   const { backend } = await open("/models/smollm2?add=true");
   const box = await dialog("Add version to smollm2");

@@ -322,6 +322,9 @@ export class FakeBackend {
       return this.appended(kind, body.name, "TenantCreated", body);
     }
     if (kind === "models") {
+      if (this.state.models.some((each) => each.name === body.name)) {
+        return ok({ id: body.name, changed: false, dry_run: false, events: [] }, this.at(), 201);
+      }
       this.state.models.push(model(body.name, [], { created_at: now }));
       return this.appended(kind, body.name, "ModelRegistered", body);
     }
