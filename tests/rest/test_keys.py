@@ -148,3 +148,15 @@ def test_a_key_has_the_role_and_the_models_it_was_issued_with(acme: Api) -> None
     assert (row["role"], row["scopes"], row["models"]) == ("developer", ["inference"], ["m"])
     bad = acme.post("tenants/acme/keys/", {"name": "ci", "role": "root"})
     assert problem(bad, 400) == "invalid_choice"
+
+
+def test_a_key_for_nothing_is_refused_and_issued_for_inference_if_nothing_is_said(
+    acme: Api,
+) -> None:
+    for scopes in ([], None):
+        answer = acme.post("tenants/acme/keys/", {"name": "ci", "scopes": scopes})
+        assert answer.status_code == 400, answer.content
+        assert answer.json()["errors"][0]["pointer"] == "/scopes"
+    answer = acme.post("tenants/acme/keys/", {"name": "ci"})
+    assert shown(acme, answer.json()["key_id"], answer)["scopes"] == ["inference"]
+    assert len(acme.get("tenants/acme/keys/").json()["results"]) == 1

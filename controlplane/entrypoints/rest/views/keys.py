@@ -44,7 +44,7 @@ class Keys(ApiView):
     def post(self, request: Request, tenant_id: str) -> HttpResponseBase:
         require_reach(principal_in(request), tenant_id)
         body = body_of(request, shapes.KeyOrder)
-        scopes = tuple(body.get("scopes") or ("inference",))
+        scopes = tuple(body.get("scopes", ("inference",)))
         check_grant(request, body["role"], scopes)
         key_id, secret, full = tokens.new_key()
         command = tenant.IssueApiKey(
