@@ -181,7 +181,8 @@ OPERATIONS = {
         "Create a key",
         "The answer shows the `secret` this once; it is stored as a hash. Its scopes say what it "
         "is for: `inference` (the default) to use models, `admin:read` and `admin:write` for this "
-        "API within its role, `text:read` for captured text.",
+        "API within its role, `text:read` for captured text. Its `models` are names of models, "
+        "routes or aliases that there are.",
     ),
     "keys_revoke": Operation("Keys", "Revoke a key", "For good, on every process within a second."),
     "keys_rotate": Operation(
@@ -199,7 +200,8 @@ OPERATIONS = {
         "Set a budget",
         "Makes it, or replaces it whole. A request must fit all budgets that are about it: the "
         "most it may use is reserved first, and what it did not use is given back. In effect on "
-        "every gateway once the answer is there.",
+        "every gateway once the answer is there. Its `target` is a model that there is, or a key "
+        "of the tenant, `jwt:<sub>` or `user:<name>`.",
     ),
     "budgets_remove": Operation("Budgets", "Remove a budget"),
     "budgets_reset": Operation(

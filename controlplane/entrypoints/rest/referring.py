@@ -5,7 +5,7 @@ brought up to the head of the log. Two orders of one moment can still pass each 
 version is retired while a route takes it up); the gateway then passes over that arm.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from controlplane import bootstrap
 from controlplane.domain import model, route
 from controlplane.domain.errors import Conflict, Invalid
 from controlplane.domain.ids import version_id
+from controlplane.domain.policy import Principal
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.sources import DatabaseSource
 from controlplane.projections.catalog import Alias, Model, Version
@@ -78,6 +79,33 @@ def require_unrouted(
     routes = [name for name, arms in known.items() if any(arm.version_id == wanted for arm in arms)]
     if routes:
         model.check_unused(state or model.Model(), order.name, order.version, sorted(routes))
+
+
+# --- what a key may ask for -------------------------------------------------------------------
+def require_names(names: Sequence[str], reader: Principal) -> None:
+    """Raise Invalid ``invalid_models`` for the first name that is no model, route or alias, or
+    none that the reader's tenant may use: a key for it would open nothing."""
+    if names:
+        reading.wait_for(reading.head())  # what its caller has just made must be known
+    for name in names:
+        models = _models_behind(name)
+        if any(_is_hidden(one, reader) for one in models):
+            told = f"There is no model, route or alias '{name}'."
+            raise Invalid("invalid_models", told, "models")
+
+
+def _models_behind(name: str) -> set[str]:
+    """The models that a name leads to; itself, if it is no route and no alias."""
+    source = DatabaseSource()
+    if found := source.get(Route, name):
+        return {arm.version_id.partition("@")[0] for arm in found.arms}
+    alias = source.get(Alias, name)
+    return {alias.model} if alias else {name}
+
+
+def _is_hidden(name: str, reader: Principal) -> bool:
+    row = DatabaseSource().get(Model, name)
+    return row is None or (reader.confined and not row.access.allows(reader.tenant_id))
 
 
 # --- names ------------------------------------------------------------------------------------
