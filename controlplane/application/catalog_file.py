@@ -315,7 +315,17 @@ def orders(file: CatalogFile, state_of: StateOf, now: float) -> list[Order]:
         order = route.ChangeArms if known_route.exists else route.CreateRoute
         sticky = known_route.sticky if line.sticky is None else line.sticky
         found.append(Order(route.DECIDER, line.name, order(line.name, arms, sticky, now)))
-    return found + list(_installation_orders(file, now))
+    return [*found, *_retirements(file, state_of, now), *_installation_orders(file, now)]
+
+
+def _retirements(file: CatalogFile, state_of: StateOf, now: float) -> Iterator[Order]:
+    """Of versions that there were before the file: after all else that it says, which may take
+    them off their routes and make another one the default."""
+    for entry in file.models:
+        known: Model = state_of(model.DECIDER, entry.name)
+        if entry.retired and entry.version in set(known.versions) - known.retired:
+            command = model.RetireVersion(entry.name, entry.version, now)
+            yield Order(model.DECIDER, entry.name, command)
 
 
 def _installation_orders(file: CatalogFile, now: float) -> Iterator[Order]:
@@ -362,7 +372,7 @@ def _model_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[Com
 
 
 def _version_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[Command]:
-    """Retired last: nothing else can be said of a retired version."""
+    """A version that is new and retired at once was nobody's yet; see also ``_retirements``."""
     name, spec = entry.name, spec_of(entry)
     present = state.versions.get(spec.version)
     if present is not None and _same_but_for_scale(present, spec):
@@ -376,7 +386,7 @@ def _version_commands(entry: ModelEntry, state: Model, now: float) -> Iterator[C
         yield model.SetModelPrice(name, spec.version, price, now)
     if entry.default:
         yield model.SetDefaultVersion(name, spec.version, now)
-    if entry.retired:
+    if entry.retired and present is None:
         yield model.RetireVersion(name, spec.version, now)
 
 

@@ -133,7 +133,9 @@ def _key_entry(key: ApiKey) -> dict[str, Any]:
 def _model_entries(name: str, state: Model) -> list[dict[str, Any]]:
     """One for each version; what belongs to the model as a whole stands on the last."""
     entries = [
-        _version_entry(name, spec, default=spec.version == state.default)
+        _version_entry(
+            name, spec, default=spec.version == state.default and version not in state.retired
+        )
         | _price_entry(model.price_of(state, version))
         | ({"retired": True} if version in state.retired else {})
         for version, spec in state.versions.items()

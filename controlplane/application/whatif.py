@@ -11,6 +11,7 @@ from controlplane.application.ports import EventStore
 from controlplane.application.reconcile import snapshot
 from controlplane.domain.errors import Invalid
 from controlplane.domain.placement import PlanInputs
+from controlplane.domain.wording import count_of
 from controlplane.simulation.whatif import Change, Outcome, Place, what_if
 
 
@@ -64,7 +65,7 @@ def sentences(made: Preview) -> list[str]:
     lines += [f"Unplaced: {one.reason}" for one in found.unplaced]
     lines += [f"{number} missing of {name} find room." for name, number in found.relieved]
     lines += [
-        f"{one.version_id}: {one.before} replicas, then {one.after}; each carries "
+        f"{one.version_id}: {count_of(one.before, 'replica')}, then {one.after}; each carries "
         f"{one.per_replica:.2f} times as much."
         for one in found.loads
         if one.per_replica is not None

@@ -36,7 +36,7 @@ PERIODS = ("day", "month", "total")
 UNITS = ("tokens", "money")
 SCOPES = ("tenant", "key", "model")
 MAX_BUDGETS = 100  # of one tenant; all are looked at for each of its requests
-_TOKENS = re.compile(r"[0-9]{1,19}", re.ASCII)
+_TOKENS = re.compile(r"[0-9]{1,40}", re.ASCII)
 _MOST = {"tokens": 2**62, "money": 10**24}  # 10²⁴ picodollars are a million million dollars
 
 
@@ -60,7 +60,9 @@ def check_budget(budget: Budget) -> None:
         if getattr(budget, param) not in allowed:
             raise Invalid("invalid_budget", f"{param} is one of {', '.join(allowed)}.", param)
     if not 0 <= budget.limit < _MOST[budget.unit]:
-        raise Invalid("invalid_budget", "A budget is 0 or more, and within reason.", "limit")
+        most = amount_in(budget.unit, _MOST[budget.unit])
+        told = f"limit is 0 or more {budget.unit}, and below {most}."
+        raise Invalid("invalid_budget", told, "limit")
     if (budget.scope == "tenant") != (budget.target == "") or len(budget.target) > 255:
         text = "target names the key or the model, and is empty for the tenant."
         raise Invalid("invalid_budget", text, "target")
@@ -81,7 +83,7 @@ def parse_limit(unit: str, text: str) -> int:
     if unit == "money":
         return parse_amount(text, "limit")
     if not _TOKENS.fullmatch(text):
-        raise Invalid("invalid_budget", "A number of tokens is written in digits.", "limit")
+        raise Invalid("invalid_budget", "A number of tokens is written in 1 to 40 digits.", "limit")
     return int(text)
 
 

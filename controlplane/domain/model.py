@@ -1,15 +1,18 @@
 """A model with its versions and aliases. Stream ``model-<name>``.
 
 Resolution reads: alias -> model or route; route -> arm -> version; a bare model name means its
-default version, which is the oldest one that is not retired unless one was chosen.
+default version, which is the oldest one that is not retired unless one was chosen. The default is
+retired last: while others are live, the choice of the next one is a person's.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.errors import Conflict, Invalid, NotFound
-from controlplane.domain.ids import checked_name
+from controlplane.domain.ids import checked_name, version_id
 from controlplane.domain.money import FREE, Price, check_price
 from controlplane.domain.policy import ROLES
 from controlplane.domain.version_spec import VersionSpec, check_replicas, check_spec
@@ -226,8 +229,7 @@ def decide(model: Model, command: ModelCommand) -> list[Event]:
         case ScaleVersion():
             return _scale(model, command)
         case RetireVersion(name, version, now):
-            _require_version(model, version)
-            return [] if version in model.retired else [ModelVersionRetired(name, version, now)]
+            return _retire(model, name, version, now)
         case SetDefaultVersion(name, version, now):
             _require_live(model, version)
             return [] if model.default == version else [ModelDefaultVersionSet(name, version, now)]
@@ -252,6 +254,25 @@ def default_version(model: Model) -> str | None:
         return model.default
     live = [version for version in model.versions if version not in model.retired]
     return live[0] if live else None
+
+
+def check_unused(model: Model, name: str, version: str, routes: Sequence[str] = ()) -> None:
+    """Raise Conflict ``in_use`` unless the version may be retired: ``routes`` names those with an
+    arm of it, and no other live version would have to become the default unasked. A version that
+    is retired already is in nobody's way."""
+    if version in model.retired:
+        return
+    uses, steps = [], []
+    if routes:
+        plural = "s" if len(routes) > 1 else ""
+        uses.append(f"an arm of the route{plural} {', '.join(routes)}")
+        steps.append(f"take it off the route{plural}")
+    if version == default_version(model) and len(model.versions) - len(model.retired) > 1:
+        uses.append(f"the default of {name}")
+        steps.append("make another version the default")
+    if uses:
+        told = f"{version_id(name, version)} is {' and '.join(uses)}; {' and '.join(steps)} first."
+        raise Conflict("in_use", told)
 
 
 def price_of(model: Model, version: str) -> Price:
@@ -282,6 +303,12 @@ def _add_version(model: Model, name: str, spec: VersionSpec, now: float) -> list
         raise Conflict("version_exists", _exists(name, present, spec))
     check_spec(spec)
     return [ModelVersionAdded(name, spec, now)]
+
+
+def _retire(model: Model, name: str, version: str, now: float) -> list[Event]:
+    _require_version(model, version)
+    check_unused(model, name, version)
+    return [] if version in model.retired else [ModelVersionRetired(name, version, now)]
 
 
 def _scale(model: Model, command: ScaleVersion) -> list[Event]:

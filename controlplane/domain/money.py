@@ -112,7 +112,7 @@ def parse_amount(text: str, param: str) -> int:
     """``"12.50"`` dollars in picodollars; raises Invalid ``invalid_amount``."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
-        text = 'An amount is a decimal text like "12.50", with at most 12 decimals.'
+        text = 'An amount is a text like "12.50": at most 15 digits, and 12 decimals.'
         raise Invalid("invalid_amount", text, param)
     return int(match[1]) * 10**_PICO_DIGITS + int((match[2] or "").ljust(_PICO_DIGITS, "0"))
 

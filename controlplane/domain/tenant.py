@@ -40,6 +40,7 @@ from controlplane.domain.capture import (
 from controlplane.domain.decider import Command, Decider, Event, State
 from controlplane.domain.errors import Conflict, Invalid, NotFound
 from controlplane.domain.ids import TenantId, checked_name
+from controlplane.domain.wording import count_of
 
 TIERS = ("free", "standard", "premium")
 
@@ -281,7 +282,8 @@ def _create(tenant: Tenant, command: CreateTenant) -> list[Event]:
 
 def _delete(tenant: Tenant, tenant_id: TenantId, now: float) -> list[Event]:
     if tenant.keys.live:
-        raise Conflict("in_use", f"{len(tenant.keys.live)} keys are live; revoke them first.")
+        keys = count_of(len(tenant.keys.live), "live key")
+        raise Conflict("in_use", f"The tenant has {keys}; revoke what is live first.")
     return [TenantDeleted(tenant_id, now)]
 
 

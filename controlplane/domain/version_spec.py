@@ -8,6 +8,8 @@ that hold whatever the fleet; whether a node can load it is the node's to say. W
     # Invalid out_of_range: gpu_memory is from 1 to 1125899906842624.
 """
 
+import re
+
 import msgspec
 
 from controlplane.domain.errors import Invalid
@@ -25,6 +27,7 @@ RESIDENCIES = ("resident", "swappable")
 ENGINES = ("builtin", "vllm")
 TASKS = ("generate", "embed")
 MAX_INPUTS = 2048
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
 class Colocation(msgspec.Struct, frozen=True):
@@ -130,8 +133,8 @@ def check_spec(spec: VersionSpec) -> None:
     check_replicas(spec.min_replicas, spec.max_replicas)
     if spec.swap_bytes is not None and not 0 <= spec.swap_bytes < spec.gpu_memory:
         raise Invalid("out_of_range", "swap_bytes is a part of gpu_memory.", "swap_bytes")
-    if len(spec.sha256) > 64:
-        raise Invalid("out_of_range", "sha256 has at most 64 characters.", "sha256")
+    if spec.sha256 and not _SHA256.fullmatch(spec.sha256):
+        raise Invalid("out_of_range", "sha256 is 64 hexadecimal digits, or empty.", "sha256")
     _check_words(spec)
     _check_combination(spec)
     if spec.draft_model:
@@ -161,7 +164,8 @@ def _check_combination(spec: VersionSpec) -> None:
     is_guaranteed, is_high = spec.guaranteed_percent > 0, spec.priority == "high"
     is_swappable = spec.residency == "swappable"
     rules = (
-        (is_draft != bool(spec.draft_model), "draft_model", "goes with speculation: draft"),
+        (is_draft and not spec.draft_model, "draft_model", "is needed with speculation: draft"),
+        (bool(spec.draft_model) and not is_draft, "draft_model", "goes with speculation: draft"),
         (spec.draft_model.startswith("simulated:"), "draft_model", "has weights"),
         (is_simulated and spec.speculation != "none", "speculation", "needs a model with weights"),
         (

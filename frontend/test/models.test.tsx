@@ -44,6 +44,18 @@ test("a registered model leads straight to adding its first version", async () =
   expect(spec.gpu_memory).toBe(2 ** 30);
 });
 
+test("registering a name that exists says so and opens that model, adding nothing", async () => {
+  await open("/models");
+  press("Register model");
+  await dialog("Register model");
+  type(/^Name/, "smollm2");
+  press("Register");
+  await screen.findByText("smollm2 exists already");
+  await screen.findByRole("heading", { name: "smollm2" });
+  expect(screen.queryByText("Add version to smollm2")).toBeNull();
+  expect(screen.queryByText("smollm2 is registered")).toBeNull();
+});
+
 test("a further version starts from the newest one, and says what the bare name means", async () => {
   const { backend } = await open("/models/smollm2?add=true");
   const box = await dialog("Add version to smollm2");
@@ -161,6 +173,18 @@ test("an edit that somebody overtook overwrites nothing and says so", async () =
   expect(backend.state.models[0].versions[1].retired).toBe(false);
   press("Load the current state", box);
   await screen.findByRole("button", { name: "Retire version" });
+});
+
+test("a version in use is not retired, and the dialog says what uses it", async () => {
+  const { backend } = await open("/models/smollm2?version=v1");
+  await dialog("smollm2@v1");
+  press("Retire");
+  const box = await dialog("Retire smollm2@v1");
+  within(box).getByText(/While a route has an arm of it/);
+  press("Retire version", box);
+  const alert = await within(box).findByRole("alert");
+  expect(alert.textContent).toContain("smollm2@v1 is the default of smollm2; make another");
+  expect(backend.state.models[0].versions[0].retired).toBe(false);
 });
 
 test("aliases are added and removed", async () => {

@@ -96,7 +96,7 @@ def test_nothing_to_gain_is_no_decision(store: EventStore) -> None:
 def test_the_command_previews_and_starts(store: EventStore) -> None:
     step(with_holes(store))
     call_command("repack", "--moves", "4", stdout=(out := StringIO()))
-    assert "1 moves of 4.0 GiB: 1 of 1 missing replicas fit then" in out.getvalue()
+    assert "1 move of 4.0 GiB: room for 1 of 1 missing replica, and" in out.getvalue()
     assert "started" not in out.getvalue()
     before = store.head().position
     call_command("repack", "--apply", "--reason", "c fits nowhere", stdout=(out := StringIO()))

@@ -1,5 +1,6 @@
 """What-if reads the log, at any position, and appends nothing."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from django.core.management import CommandError, call_command
 from controlplane import bootstrap
 from controlplane.application.ports import EventStore
 from controlplane.application.whatif import sentences
-from controlplane.simulation.whatif import Change
+from controlplane.simulation.whatif import Change, Load
 from tests.application.test_repack import placed, step, with_holes
 
 
@@ -38,6 +39,15 @@ def test_the_fork_may_be_in_the_past(store: EventStore) -> None:
         call_command("whatif", "--lose-node", "k1", "--at", "0")
     with pytest.raises(CommandError, match="The log ends at"):
         call_command("whatif", "--lose-node", "k1", "--at", "1000000")
+
+
+def test_one_replica_is_one(store: EventStore) -> None:
+    step(with_holes(store))
+    made = bootstrap.what_if(Change(replicas=(("a@v1", 2),)))
+    told = [Load("a@v1", 1, 2, 0.5), Load("a@v1", 2, 1, 2.0)]
+    for load, begins in zip(told, ("1 replica, then 2;", "2 replicas, then 1;"), strict=True):
+        outcome = replace(made.outcome, loads=(load,))
+        assert any(begins in one for one in sentences(replace(made, outcome=outcome)))
 
 
 def test_the_command(store: EventStore) -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from controlplane.domain import model
 from controlplane.domain.decider import Event, fold
+from controlplane.domain.errors import Invalid
 from controlplane.domain.model import (
     Access,
     AddAlias,
@@ -31,7 +32,7 @@ from controlplane.domain.model import (
     price_of,
 )
 from controlplane.domain.money import FREE, Price
-from controlplane.domain.version_spec import Colocation, Needs
+from controlplane.domain.version_spec import Colocation, Needs, check_spec
 from tests.domain.samples import SPEC
 from tests.domain.scenario import Scenario
 
@@ -140,6 +141,10 @@ def test_a_version_is_added_once_and_never_changed() -> None:
         ({"max_replicas": 5000}, "out_of_range"),
         ({"source": "file:///" + "a" * 2041}, "invalid_source"),
         ({"sha256": "a" * 65}, "out_of_range"),
+        ({"sha256": "a" * 63}, "out_of_range"),
+        ({"sha256": "z" * 64}, "out_of_range"),
+        ({"sha256": "zz"}, "out_of_range"),
+        ({"sha256": "a" * 64 + "\n"}, "out_of_range"),
         ({"colocation": Colocation(labels=("",))}, "out_of_range"),
         ({"colocation": Colocation(affinity=("a" * 201,))}, "out_of_range"),
         ({"colocation": Colocation(anti_affinity=("a",) * 101)}, "out_of_range"),
@@ -163,6 +168,21 @@ def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], c
 
 
 @pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"draft_model": ""}, "draft_model is needed with speculation: draft."),
+        ({"speculation": "none"}, "draft_model goes with speculation: draft."),
+    ],
+)
+def test_a_draft_model_and_its_speculation_need_each_other(
+    change: dict[str, Any], told: str
+) -> None:
+    spec = replace(SPEC, speculation="draft", draft_model="hf://org/small@main")
+    with pytest.raises(Invalid, match=f"^{told}$"):
+        check_spec(replace(spec, **change))
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"policy": "prefill-first", **NGRAM, "swap_bytes": 0},
@@ -171,6 +191,8 @@ def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], c
         {"quantization": "bf16", "kv_cache_dtype": "bfloat16"},
         {"quantization": "int8", "kv_cache_dtype": "float32"},
         {"disaggregation": "prefill-decode", "quantization": "awq-int4"},
+        {"sha256": ""},
+        {"sha256": "Ab" * 32},
         GUARANTEED,
         {**EMBED, "quantization": "bf16", "residency": "swappable", "max_inputs": 8},
     ],
@@ -202,6 +224,19 @@ def test_retiring_is_for_good_and_harmless_to_repeat() -> None:
     given(REGISTERED, ADDED).when(RetireVersion(M, "v1", 4.0)).then(RETIRED)
     given(REGISTERED, ADDED, RETIRED).when(RetireVersion(M, "v1", 5.0)).then_nothing()
     given(REGISTERED).when(RetireVersion(M, "v1", 4.0)).then_refused("version_not_found")
+
+
+def test_the_default_is_retired_last() -> None:
+    """Else another version would become the default that nobody chose."""
+    history = [REGISTERED, ADDED, ModelVersionAdded(M, replace(SPEC, version="v2"), 3.0)]
+    given(*history).when(RetireVersion(M, "v1", 4.0)).then_refused("in_use")
+    given(*history).when(RetireVersion(M, "v2", 4.0)).then(ModelVersionRetired(M, "v2", 4.0))
+    chosen = ModelDefaultVersionSet(M, "v2", 3.0)
+    given(*history, chosen).when(RetireVersion(M, "v1", 4.0)).then(RETIRED)
+    given(*history, chosen).when(RetireVersion(M, "v2", 4.0)).then_refused("in_use")
+    given(*history, chosen, RETIRED).when(RetireVersion(M, "v2", 4.0)).then(
+        ModelVersionRetired(M, "v2", 4.0)
+    )
 
 
 def test_the_default_is_the_chosen_version_else_the_oldest_live_one() -> None:

@@ -8,8 +8,9 @@ from msgspec.structs import replace as replace_struct
 
 from controlplane.domain import tenant
 from controlplane.domain.api_key import Keys
-from controlplane.domain.budget import Budget
+from controlplane.domain.budget import Budget, check_budget, parse_limit
 from controlplane.domain.decider import Event, fold
+from controlplane.domain.errors import Invalid
 from controlplane.domain.event_types import decode
 from controlplane.domain.ids import KeyId, TenantId
 from controlplane.domain.tenant import (
@@ -132,6 +133,20 @@ def test_a_budget_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     given(CREATED).when(command).then_refused("invalid_budget")
 
 
+@pytest.mark.parametrize(
+    ("unit", "text", "told"),
+    [
+        ("tokens", "9" * 40, "limit is 0 or more tokens, and below 4611686018427387904."),
+        ("tokens", "9" * 41, "A number of tokens is written in 1 to 40 digits."),
+        ("money", "9" * 15, "limit is 0 or more money, and below 1000000000000."),
+        ("money", "9" * 40, "at most 15 digits, and 12 decimals"),
+    ],
+)
+def test_a_limit_beyond_the_bound_is_told_the_bound(unit: str, text: str, told: str) -> None:
+    with pytest.raises(Invalid, match=told):
+        check_budget(replace_struct(ALL, unit=unit, limit=parse_limit(unit, text)))
+
+
 def test_the_budget_of_old_is_one_of_the_tenant_in_tokens() -> None:
     """As events of the first releases are read."""
     old = b'{"at":3.0,"period":"day","tenant_id":"acme","tokens":%b,"type":"TenantBudgetSet"}'
@@ -159,7 +174,11 @@ def test_a_key_needs_known_scopes_and_a_future() -> None:
 
 
 def test_a_tenant_with_live_keys_is_not_deleted() -> None:
-    given(CREATED, ISSUED).when(DeleteTenant(T, 4.0)).then_refused("in_use")
+    one = given(CREATED, ISSUED).when(DeleteTenant(T, 4.0)).then_refused("in_use")
+    assert one.message == "The tenant has 1 live key; revoke what is live first."
+    other = ApiKeyIssued(T, KeyId("b" * 12), "ci", "wxyz", ("inference",), None, 2.0)
+    two = given(CREATED, ISSUED, other).when(DeleteTenant(T, 4.0)).then_refused("in_use")
+    assert two.message == "The tenant has 2 live keys; revoke what is live first."
     given(CREATED, ISSUED, REVOKED).when(DeleteTenant(T, 4.0)).then(TenantDeleted(T, 4.0))
 
 

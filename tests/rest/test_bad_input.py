@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import referring
 from tests.rest.conftest import Api
 
 SPEC: dict[str, Any] = {"version": "v2", "source": "simulated://demo", "gpu_memory": 1 << 30}
@@ -202,7 +202,7 @@ def test_too_many_arms_are_refused_before_their_versions_are_looked_up(
 ) -> None:
     """Two thousand look-ups would take seconds, for a 422."""
     looked_up: list[str] = []
-    monkeypatch.setattr(reading, "require_versions", looked_up.extend)
+    monkeypatch.setattr(referring, "require_versions", looked_up.extend)
     arms = [{**ARM, "name": f"a{i}"} for i in range(2000)]
     assert problem(api.post("routes/", {"name": "s", "arms": arms})) == "invalid_route"
     assert looked_up == []

@@ -40,13 +40,14 @@ def test_a_budget_shows_what_is_spent_and_held(admin: Api) -> None:
     admin.post("tenants/", {"name": "acme"})
     admin.post("models/", {"name": "m"})
     used("tenant", "", 30, milli=1_250)
-    used("key", "k1", 20)
-    running("k1", "m@v1")
+    key_id = admin.post("tenants/acme/keys/", {"name": "ci"}).json()["key_id"]
+    used("key", key_id, 20)
+    running(key_id, "m@v1")
     running("k2", "n@v1")
     for name, order in (
         ("all", {"limit": "100"}),
         ("cash", {"limit": "2.5", "unit": "money"}),
-        ("ci", {"limit": "25", "scope": "key", "target": "k1", "period": "day"}),
+        ("ci", {"limit": "25", "scope": "key", "target": key_id, "period": "day"}),
         ("m", {"limit": "100", "scope": "model", "target": "m", "period": "total"}),
     ):
         assert admin.put(f"tenants/acme/budgets/{name}/", order).status_code == 200
@@ -110,6 +111,23 @@ def test_a_budget_of_what_is_no_model_is_refused_since_it_would_count_nothing(
     assert refused.json()["errors"][0]["pointer"] == "/target"
     assert told in refused.json()["detail"]
     assert admin.put("tenants/acme/budgets/one/", {**rule, "target": "m"}).status_code == 200
+
+
+def test_a_budget_of_a_key_that_the_tenant_has_not_is_refused(admin: Api) -> None:
+    """A stranger's key is answered as an absent one; a login and a JWT have no key's row."""
+    for name in ("acme", "umbrella"):
+        admin.post("tenants/", {"name": name})
+    theirs = admin.post("tenants/umbrella/keys/", {"name": "ci"}).json()["key_id"]
+    own = admin.post("tenants/acme/keys/", {"name": "ci"}).json()["key_id"]
+    rule = {"scope": "key", "limit": "5"}
+    for target in ("nope", theirs):
+        refused = admin.put("tenants/acme/budgets/one/", {**rule, "target": target})
+        assert problem(refused, 400) == "invalid_budget"
+        told = f"There is no key '{target}' that the budget 'one' could count."
+        assert told in refused.json()["detail"]
+    for target in (own, "jwt:ann", "user:ann"):
+        answer = admin.put("tenants/acme/budgets/one/", {**rule, "target": target})
+        assert answer.status_code == 200, answer.content
 
 
 def test_a_change_is_in_effect_before_the_answer(admin: Api) -> None:

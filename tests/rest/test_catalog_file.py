@@ -345,3 +345,41 @@ def test_the_command_line_applies_and_exports(admin: Api, tmp_path: Path) -> Non
     path.write_text("models: [")
     with pytest.raises(CommandError, match="invalid_yaml"):
         call_command("apply", str(path))
+
+
+TWO = """
+models:
+  - {name: m, version: v1, source: "simulated://m", gpu_memory: 1GiB%s}
+  - {name: m, version: v2, source: "simulated://m", gpu_memory: 1GiB%s}
+routes:
+  - name: chat
+    arms: [{name: a, version_id: "m@%s", weight: 1}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("v1", "v2", "arm", "status", "told"),
+    [
+        (", retired: true", ", default: true", "v2", 200, ""),
+        (", retired: true", "", "v2", 409, "m@v1 is the default of m; make another"),
+        (", retired: true", ", default: true", "v1", 409, "m@v1 is an arm of the route chat; take"),
+        ("", ", retired: true", "v2", 422, "m@v2 is retired."),
+    ],
+)
+def test_a_file_retires_what_nothing_uses_once_it_is_applied(
+    admin: Api, v1: str, v2: str, arm: str, status: int, told: str
+) -> None:
+    """It may take a version off its route and retire it, in whichever order it says so."""
+    assert apply(admin, TWO % ("", "", "v1")).status_code == 200
+    for query in ("?dry_run=true", ""):
+        answer = apply(admin, TWO % (v1, v2, arm), query)
+        assert answer.status_code == status, answer.content
+        assert told in answer.json().get("detail", "")
+
+
+def test_the_arms_of_a_file_are_of_one_task(admin: Api) -> None:
+    arms = 'arms: [{name: b, version_id: "m@v2", weight: 1}, {name: a, version_id'
+    mixed = (TWO % ("", ", task: embed", "v1")).replace("arms: [{name: a, version_id", arms)
+    answer = apply(admin, mixed)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_route")
+    assert "m@v2 is to embed and m@v1 is to generate" in answer.json()["detail"]

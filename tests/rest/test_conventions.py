@@ -154,8 +154,57 @@ def test_models_versions_routes_and_their_refusals(admin: Api) -> None:
         assert (shadow.status_code, shadow.json()["code"]) == (409, "name_taken"), path
     other = admin.post("models/m/versions/", {**SPEC, "max_batch": 7})
     assert (other.status_code, other.json()["code"]) == (409, "version_exists")
-    assert admin.post("models/m/versions/v1/retire/", {}).status_code == 200
     assert admin.delete("routes/chat/").status_code == 200
+    assert admin.post("models/m/versions/v1/retire/", {}).status_code == 200
+
+
+def test_a_version_in_use_is_not_retired(admin: Api) -> None:
+    """Whoever asks for the route or the model would get a 404; the sentence says what to do."""
+    admin.post("models/", {"name": "m"})
+    for version in ("v1", "v2"):
+        admin.post("models/m/versions/", {**SPEC, "version": version})
+    arms = [{"name": "a", "version_id": "m@v1", "weight": 1},
+            {"name": "b", "version_id": "m@v2", "weight": 0}]  # fmt: skip
+    for name in ("chat", "beta"):
+        admin.post("routes/", {"name": name, "arms": arms})
+
+    def refused(version: str, query: str = "") -> str:
+        answer = admin.post(f"models/m/versions/{version}/retire/{query}", {})
+        assert (answer.status_code, answer.json()["code"]) == (409, "in_use"), answer.content
+        return str(answer.json()["detail"])
+
+    both = "m@v1 is an arm of the routes beta, chat and the default of m; take it off the routes"
+    for query in ("", "?dry_run=true"):
+        assert refused("v1", query) == f"{both} and make another version the default first."
+    admin.delete("routes/beta/")
+    assert refused("v2") == "m@v2 is an arm of the route chat; take it off the route first."
+    admin.delete("routes/chat/")
+    assert refused("v1") == "m@v1 is the default of m; make another version the default first."
+    key = {"headers": {"Idempotency-Key": "k"}}
+    first = admin.post("models/m/versions/v2/retire/", {}, **key)
+    assert first.status_code == 200
+    assert admin.post("models/m/versions/v2/retire/", {}, **key).content == first.content
+    assert admin.post("models/m/versions/v1/retire/", {}).status_code == 200, "the last live one"
+
+
+def test_the_arms_of_a_route_are_live_and_of_one_task(admin: Api) -> None:
+    admin.post("models/", {"name": "m"})
+    for version in ("v1", "v2", "v3"):
+        spec = {**SPEC, "version": version, "task": "embed" if version == "v3" else "generate"}
+        assert admin.post("models/m/versions/", spec).status_code == 201
+    admin.post("models/m/versions/v2/retire/", {})
+    live, retired, embeds = (
+        {"name": name, "version_id": f"m@{name}", "weight": 1} for name in ("v1", "v2", "v3")
+    )
+    both = "m@v1 is to generate and m@v3 is to embed; the arms of a route have one task."
+    admin.post("routes/", {"name": "chat", "arms": [live]})
+    for order in (admin.post, admin.put):
+        path, name = ("routes/", {"name": "s"}) if order == admin.post else ("routes/chat/", {})
+        for arms, told in (([live, retired], "m@v2 is retired."), ([live, embeds], both)):
+            answer = order(path, {**name, "arms": arms})
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_route")
+            assert told in answer.json()["detail"]
+    assert admin.post("routes/", {"name": "vectors", "arms": [embeds]}).status_code == 201
 
 
 def test_a_version_has_a_price_that_changes_over_time(admin: Api) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controlplane.adapters.access import keys
-from tests.rest.conftest import Api, login, position_of
+from tests.rest.conftest import Api, key_of, login, position_of
 from tests.rest.test_bad_input import problem
 
 ADMIN_KEY = {"name": "k", "scopes": ["admin:read"], "role": "admin"}
@@ -143,8 +143,45 @@ def test_a_reason_may_come_in_a_header(acme: Api) -> None:
 
 
 def test_a_key_has_the_role_and_the_models_it_was_issued_with(acme: Api) -> None:
+    acme.post("models/", {"name": "m"})
     answer = acme.post("tenants/acme/keys/", {"name": "ci", "models": ["m"]})
     row = shown(acme, answer.json()["key_id"], answer)
     assert (row["role"], row["scopes"], row["models"]) == ("developer", ["inference"], ["m"])
     bad = acme.post("tenants/acme/keys/", {"name": "ci", "role": "root"})
     assert problem(bad, 400) == "invalid_choice"
+
+
+def test_a_key_for_nothing_is_refused_and_issued_for_inference_if_nothing_is_said(
+    acme: Api,
+) -> None:
+    for scopes in ([], None):
+        answer = acme.post("tenants/acme/keys/", {"name": "ci", "scopes": scopes})
+        assert answer.status_code == 400, answer.content
+        assert answer.json()["errors"][0]["pointer"] == "/scopes"
+    answer = acme.post("tenants/acme/keys/", {"name": "ci"})
+    assert shown(acme, answer.json()["key_id"], answer)["scopes"] == ["inference"]
+    assert len(acme.get("tenants/acme/keys/").json()["results"]) == 1
+
+
+def test_a_key_names_models_routes_and_aliases_that_there_are(acme: Api) -> None:
+    """What its issuer's tenant may not use is answered as absent."""
+    for name in ("m", "secret"):
+        acme.post("models/", {"name": name})
+    version = {"version": "v1", "source": "simulated://m", "gpu_memory": 1 << 30}
+    for name in ("m", "secret"):
+        acme.post(f"models/{name}/versions/", version)
+        arms = [{"name": "a", "version_id": f"{name}@v1", "weight": 1}]
+        acme.post("routes/", {"name": f"route-{name}", "arms": arms})
+        acme.post(f"models/{name}/aliases/", {"alias": f"alias-{name}"})
+    acme.put("models/secret/access/", {"public": False, "tenants": []})
+    ours, hidden = (["m", "route-m", "alias-m"], ["secret", "route-secret", "alias-secret"])
+    issuer = key_of(acme, "acme", "admin:read", "admin:write")
+    for one in (*hidden, "nope", "m@v1"):
+        answer = issuer.post("tenants/acme/keys/", {"name": "ci", "models": ["m", one]})
+        assert problem(answer, 400) == "invalid_models", one
+        assert f"There is no model, route or alias '{one}'." in answer.json()["detail"]
+    assert issuer.post("tenants/acme/keys/", {"name": "ci", "models": ours}).status_code == 201
+    everything = {"name": "ci", "models": [*ours, *hidden]}
+    assert acme.post("tenants/acme/keys/", everything).status_code == 201
+    refused = acme.post("tenants/acme/keys/", {"name": "ci", "models": ["nope"]})
+    assert problem(refused, 400) == "invalid_models"

@@ -83,6 +83,7 @@ BEFORE: dict[str, list[tuple[str, str, Any]]] = {
     "routes_change": [("post", "routes/", {"name": "chat-route", "arms": [
         {"name": "a", "version_id": "chat@v1", "weight": 1}]})],
     "versions_make_default": [("post", "models/chat/versions/v2/default/", {})],
+    "versions_retire": [("post", "models/chat/versions/v2/default/", {})],
     "budgets_set": [("post", "models/", {"name": "smollm2"})],
 }  # fmt: skip
 

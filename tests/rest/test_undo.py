@@ -105,3 +105,22 @@ def test_whoever_may_not_make_a_change_may_not_undo_it(admin: Api) -> None:
     assert problem(operator.post(f"events/{position}/undo/", {}), 403) == "forbidden"
     for one in (position, model, alias, 999):
         assert problem(viewer.post(f"events/{one}/undo/", {}), 403) == "forbidden"
+
+
+def test_an_undo_keeps_to_what_holds_between_routes_and_versions(admin: Api) -> None:
+    """What the order itself may not do, an undo may not, nor does its preview promise it."""
+    spec = {"source": "simulated://m", "gpu_memory": 1 << 30}
+    admin.post("models/", {"name": "m"})
+    added = [
+        position_of(admin.post("models/m/versions/", {**spec, "version": version}))
+        for version in ("v1", "v2")
+    ]
+    arms = [{"name": "a", "version_id": "m@v2", "weight": 1}]
+    admin.post("routes/", {"name": "chat", "arms": arms})
+    for query in ("?dry_run=true", ""):
+        assert problem(admin.post(f"events/{added[1]}/undo/{query}", {}), 409) == "in_use"
+        assert problem(admin.post(f"events/{added[0]}/undo/{query}", {}), 409) == "in_use"
+    deleted = position_of(admin.delete("routes/chat/"))
+    assert admin.post(f"events/{added[1]}/undo/", {}).status_code == 200
+    for query in ("?dry_run=true", ""):
+        assert problem(admin.post(f"events/{deleted}/undo/{query}", {})) == "invalid_route"

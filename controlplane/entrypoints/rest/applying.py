@@ -18,7 +18,7 @@ from controlplane.domain.decider import Decider, Event, fold
 from controlplane.domain.ids import version_id
 from controlplane.domain.policy import WRITE, allowed
 from controlplane.domain.tenant import SetBudget
-from controlplane.entrypoints.rest import reading, spending
+from controlplane.entrypoints.rest import reading, referring, spending
 from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.security import principal_in
 from controlplane.entrypoints.rest.sources import Selection, Source
@@ -37,27 +37,42 @@ def planned(text: str) -> tuple[list[Order], list[list[Event]]]:
     orders = catalog_file.orders(catalog_file.parse(text), state_of, time.time())
     events = catalog_file.preview(orders, state_of)
     for order in orders:
-        reading.require_free_name(order.command)
-    _require_versions(orders, events)
+        referring.require_free_name(order.command)
+    _require_catalog(orders, events)
     _require_models(orders, events)
     return orders, events
 
 
-def _require_versions(orders: list[Order], events: list[list[Event]]) -> None:
-    """Raise Invalid if an arm that changes names a version neither known nor of this file."""
-    new = {
-        version_id(order.command.name, order.command.spec.version)
-        for order in orders
-        if isinstance(order.command, model.AddVersion)
-    }
-    wanted = {
-        arm.version_id
-        for order, changes in zip(orders, events, strict=True)
-        if changes and isinstance(order.command, route.CreateRoute | route.ChangeArms)
-        for arm in order.command.arms
-    }
-    if wanted - new:
-        reading.require_versions(sorted(wanted - new))
+def _require_catalog(orders: list[Order], events: list[list[Event]]) -> None:
+    """Raise DomainError if an arm that changes names a version which it may not, or a version
+    that is retired is an arm still, each as it is once the whole file is applied."""
+    coming = _coming(orders)
+    for order, changes in zip(orders, events, strict=True):
+        if changes and isinstance(order.command, route.CreateRoute | route.ChangeArms):
+            referring.require_versions((arm.version_id for arm in order.command.arms), coming)
+        elif changes and isinstance(order.command, model.RetireVersion):
+            referring.require_unrouted(order.command, coming=coming)
+
+
+def _coming(orders: list[Order]) -> referring.Coming:
+    commands = [order.command for order in orders]
+    return referring.Coming(
+        tasks={
+            version_id(one.name, one.spec.version): one.spec.task
+            for one in commands
+            if isinstance(one, model.AddVersion)
+        },
+        retired=frozenset(
+            version_id(one.name, one.version)
+            for one in commands
+            if isinstance(one, model.RetireVersion)
+        ),
+        arms={
+            one.name: one.arms
+            for one in commands
+            if isinstance(one, route.CreateRoute | route.ChangeArms)
+        },
+    )
 
 
 def _require_models(orders: list[Order], events: list[list[Event]]) -> None:

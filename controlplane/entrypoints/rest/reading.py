@@ -25,10 +25,8 @@ from controlplane.adapters.eventstore.models import Lease
 from controlplane.adapters.readmodel.models import Checkpoint
 from controlplane.adapters.readmodel.projector import Projector
 from controlplane.application.ports import CONTROLLER_LEASE
-from controlplane.domain import model as model_domain
-from controlplane.domain import route as route_domain
 from controlplane.domain.budget import Budget, amount_in, applies
-from controlplane.domain.errors import Conflict, Invalid, NotFound
+from controlplane.domain.errors import NotFound
 from controlplane.domain.money import price_texts
 from controlplane.domain.policy import Principal
 from controlplane.domain.version_spec import VersionSpec
@@ -43,7 +41,7 @@ from controlplane.entrypoints.rest.sources import (
 )
 from controlplane.entrypoints.rest.tiers import by_tier, live_tier
 from controlplane.projections.base import Row
-from controlplane.projections.catalog import Alias, Model, Version
+from controlplane.projections.catalog import Model, Version
 from controlplane.projections.decisions import Decision, DecisionAbout
 from controlplane.projections.demand import Forecast, Preload, Scaling
 from controlplane.projections.fleet import Node, Replica
@@ -310,38 +308,6 @@ def _route_json(row: Route) -> Json:
     body = _json(row)
     del body["version"]
     return body
-
-
-# --- names that writes depend on ---------------------------------------------------------------
-def require_versions(version_ids: Iterable[str]) -> None:
-    """Raise Invalid ``invalid_route`` for the first version that the catalog does not know."""
-    wait_for(head())  # a version that its caller has just added must be known
-    for version_id in version_ids:
-        if DatabaseSource().get(Version, version_id) is None:
-            raise Invalid("invalid_route", f"There is no version '{version_id}'.", "arms")
-
-
-def require_free_name(command: Any) -> None:
-    """Raise Conflict ``name_taken`` if the name that ``command`` gives means something else to a
-    client already: models, routes and aliases share one space, and none may shadow another."""
-    match command:
-        case model_domain.AddAlias(name=model, alias=name):
-            _require_free(name, Model, Route, alias_of=model, param="alias")
-        case model_domain.RegisterModel(name=name):
-            _require_free(name, Route, param="name")
-        case route_domain.CreateRoute(name=name):
-            _require_free(name, Model, param="name")
-
-
-def _require_free(name: str, *kinds: type[Any], param: str, alias_of: str = "") -> None:
-    wait_for(head())  # what its caller has just made must be known
-    source = DatabaseSource()
-    alias = source.get(Alias, name)
-    if alias is not None and alias.model != alias_of:
-        raise Conflict("name_taken", f"'{name}' is an alias of model '{alias.model}'.", param)
-    for kind in kinds:
-        if source.get(kind, name) is not None:
-            raise Conflict("name_taken", f"'{name}' is a {kind.__name__.lower()} already.", param)
 
 
 # --- fleet ------------------------------------------------------------------------------------

@@ -89,7 +89,8 @@ OPERATIONS = {
         "Models",
         "Retire a version",
         "Its replicas finish what runs and leave. No request is sent to it any more; its records "
-        "stay.",
+        "stay. Refused (`in_use`) while a route has an arm of it, and while it is the model's "
+        "default and other versions are live.",
     ),
     "versions_scale": Operation(
         "Models",
@@ -119,7 +120,8 @@ OPERATIONS = {
         "**Sticky by default:** the same user gets the same arm for as long as the weights hold, "
         "and a change of weights moves only the share that it must. The user is the request's "
         "`user` field, else its API key; so one client that names no users always sees one arm. "
-        "With `sticky` false each request draws anew.",
+        "With `sticky` false each request draws anew.\n\n"
+        "The arms' versions are live, and either all generate or all embed.",
     ),
     "routes_retrieve": Operation("Routes", "Show a route"),
     "routes_change": Operation(
@@ -179,7 +181,8 @@ OPERATIONS = {
         "Create a key",
         "The answer shows the `secret` this once; it is stored as a hash. Its scopes say what it "
         "is for: `inference` (the default) to use models, `admin:read` and `admin:write` for this "
-        "API within its role, `text:read` for captured text.",
+        "API within its role, `text:read` for captured text. Its `models` are names of models, "
+        "routes or aliases that there are.",
     ),
     "keys_revoke": Operation("Keys", "Revoke a key", "For good, on every process within a second."),
     "keys_rotate": Operation(
@@ -197,7 +200,8 @@ OPERATIONS = {
         "Set a budget",
         "Makes it, or replaces it whole. A request must fit all budgets that are about it: the "
         "most it may use is reserved first, and what it did not use is given back. In effect on "
-        "every gateway once the answer is there.",
+        "every gateway once the answer is there. Its `target` is a model that there is, or a key "
+        "of the tenant, `jwt:<sub>` or `user:<name>`.",
     ),
     "budgets_remove": Operation("Budgets", "Remove a budget"),
     "budgets_reset": Operation(

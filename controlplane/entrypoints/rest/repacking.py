@@ -3,6 +3,7 @@
 from typing import Any
 
 from controlplane.application.repack import Preview
+from controlplane.domain.wording import count_of
 from controlplane.placement.explain import bytes_text
 
 
@@ -41,7 +42,8 @@ def sentences(made: Preview) -> list[str]:
     ]
     fitting = sum(number for _, number in found.placed)
     lines.append(
-        f"{len(found.moves)} moves of {bytes_text(found.moved_bytes)}: {fitting} of "
-        f"{made.num_unplaced} missing replicas fit then, {len(found.emptied)} devices fall empty."
+        f"{count_of(len(found.moves), 'move')} of {bytes_text(found.moved_bytes)}: room for "
+        f"{fitting} of {count_of(made.num_unplaced, 'missing replica')}, and "
+        f"{count_of(len(found.emptied), 'device')} emptied."
     )
     return lines

@@ -20,6 +20,7 @@ from controlplane.entrypoints.rest.reading import Found, Json, Page, budget_json
 from controlplane.entrypoints.rest.sources import DatabaseSource, Source, page
 from controlplane.projections.catalog import Alias, Model
 from controlplane.projections.routes import Route
+from controlplane.projections.tenants import ApiKey
 
 _DAY_SECONDS = 86_400.0
 
@@ -58,6 +59,27 @@ def spent_now(tenant_id: str, budget_id: str, now: float) -> int:
     """All that was spent in the budget's present period, the forgiven included."""
     found = _of_name(tenant_row(DatabaseSource(), tenant_id).budgets, budget_id)
     return _spent(tenant_id, found, period_start(found.period, now), Moment(now))
+
+
+def require_target(tenant_id: str, budget: Budget) -> None:
+    """Raise Invalid ``invalid_budget`` for a budget of a model or a key that there is not."""
+    if budget.scope == "key":
+        _require_key(tenant_id, budget)
+    require_model(budget)
+
+
+def _require_key(tenant_id: str, budget: Budget) -> None:
+    """A key of the tenant, revoked or not; who comes with a JWT or a login has no row to look up.
+
+    A file is not held to it: it brings its models along, but no key, and must apply elsewhere."""
+    key_id = budget.target
+    if not key_id or key_id.startswith(("jwt:", "user:")):
+        return
+    reading.wait_for(reading.head())  # a key that its caller has just issued must be known
+    row = DatabaseSource().get(ApiKey, key_id)
+    if row is None or row.tenant_id != tenant_id:
+        text = f"There is no key '{key_id}' that the budget '{budget.budget_id}' could count."
+        raise Invalid("invalid_budget", text, "target")
 
 
 def require_model(budget: Budget) -> None:

@@ -16,7 +16,7 @@ from controlplane.domain import tenant
 from controlplane.domain.audit import cause_of_undo
 from controlplane.domain.decider import Command
 from controlplane.domain.errors import DomainError, NotFound
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import referring
 from controlplane.entrypoints.rest.fields import MAX_POSITION
 from controlplane.entrypoints.rest.granting import check_regrant
 from controlplane.entrypoints.rest.writing import Write, perform, replayed
@@ -69,7 +69,7 @@ def undo(request: Request, recorded: RecordedEvent, body: dict[str, Any]) -> Htt
 def _order(recorded: RecordedEvent) -> Order:
     stream = bootstrap.event_store().read_stream(recorded.stream)
     order = compensation(stream, recorded.position, time.time())
-    reading.require_free_name(order.command)
+    referring.check(order.command)
     return order
 
 

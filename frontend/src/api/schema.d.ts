@@ -471,7 +471,7 @@ export interface paths {
         put?: never;
         /**
          * Retire a version
-         * @description Its replicas finish what runs and leave. No request is sent to it any more; its records stay.
+         * @description Its replicas finish what runs and leave. No request is sent to it any more; its records stay. Refused (`in_use`) while a route has an arm of it, and while it is the model's default and other versions are live.
          */
         post: operations["versions_retire"];
         delete?: never;
@@ -866,6 +866,8 @@ export interface paths {
          * @description A name that splits its requests between versions by weight: an A/B test, a canary.
          *
          *     **Sticky by default:** the same user gets the same arm for as long as the weights hold, and a change of weights moves only the share that it must. The user is the request's `user` field, else its API key; so one client that names no users always sees one arm. With `sticky` false each request draws anew.
+         *
+         *     The arms' versions are live, and either all generate or all embed.
          */
         post: operations["routes_create"];
         delete?: never;
@@ -1100,7 +1102,7 @@ export interface paths {
         get: operations["budgets_retrieve"];
         /**
          * Set a budget
-         * @description Makes it, or replaces it whole. A request must fit all budgets that are about it: the most it may use is reserved first, and what it did not use is given back. In effect on every gateway once the answer is there.
+         * @description Makes it, or replaces it whole. A request must fit all budgets that are about it: the most it may use is reserved first, and what it did not use is given back. In effect on every gateway once the answer is there. Its `target` is a model that there is, or a key of the tenant, `jwt:<sub>` or `user:<name>`.
          */
         put: operations["budgets_set"];
         post?: never;
@@ -1189,7 +1191,7 @@ export interface paths {
         put?: never;
         /**
          * Create a key
-         * @description The answer shows the `secret` this once; it is stored as a hash. Its scopes say what it is for: `inference` (the default) to use models, `admin:read` and `admin:write` for this API within its role, `text:read` for captured text.
+         * @description The answer shows the `secret` this once; it is stored as a hash. Its scopes say what it is for: `inference` (the default) to use models, `admin:read` and `admin:write` for this API within its role, `text:read` for captured text. Its `models` are names of models, routes or aliases that there are.
          */
         post: operations["keys_issue"];
         delete?: never;
@@ -1991,7 +1993,7 @@ export interface components {
             name: string;
             /** @default developer */
             role: components["schemas"]["RoleEnum"];
-            /** @description What it is for; default: inference. */
+            /** @description What it is for; left out: inference. */
             scopes?: components["schemas"]["ScopesEnum"][];
             /** @description Names the key may ask for; none means all. */
             models?: string[];

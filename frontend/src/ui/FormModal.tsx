@@ -10,8 +10,8 @@ interface FormModalProps<T> {
   onClose: () => void;
   submitLabel: string;
   submit: () => Promise<T>;
-  /** The toast after success. */
-  done: string;
+  /** The toast after success, or what it is after the given result. */
+  done: string | ((result: T) => string);
   /** The first parts of the query keys that the change touches. */
   touches: string[];
   onDone?: (result: T) => void;
@@ -36,7 +36,7 @@ function useSubmit<T>({ submit, done, touches, onDone, onClose }: FormModalProps
     mutationFn: submit,
     onSuccess: (result: T) => {
       for (const key of touches) void queries.invalidateQueries({ queryKey: [key] });
-      toastDone(done);
+      toastDone(typeof done === "string" ? done : done(result));
       onClose();
       onDone?.(result);
     },

@@ -322,11 +322,21 @@ export class FakeBackend {
       return this.appended(kind, body.name, "TenantCreated", body);
     }
     if (kind === "models") {
+      if (this.state.models.some((each) => each.name === body.name)) {
+        return ok({ id: body.name, changed: false, dry_run: false, events: [] }, this.at(), 201);
+      }
       this.state.models.push(model(body.name, [], { created_at: now }));
       return this.appended(kind, body.name, "ModelRegistered", body);
     }
     this.state.routes.push({ ...body, created_at: now, updated_at: now });
     return this.appended(kind, body.name, "RouteCreated", body);
+  }
+
+  refuseIfInUse(row, name) {
+    const others = row.versions.filter((each) => !each.retired && each.version !== name);
+    if (row.default_version !== name || others.length === 0) return;
+    const use = `${row.name}@${name} is the default of ${row.name}`;
+    throw new Refusal(409, "in_use", `${use}; make another version the default first.`);
   }
 
   change([kind, id, sub, subId, action], { method, body }) {
@@ -360,6 +370,7 @@ export class FakeBackend {
         byVersion(row, subId).price = body;
         return ["ModelPriceSet"];
       case "POST models versions retire":
+        this.refuseIfInUse(row, subId);
         Object.assign(byVersion(row, subId), { retired: true, status: "retired" });
         return ["ModelVersionRetired"];
       case "POST models versions default":

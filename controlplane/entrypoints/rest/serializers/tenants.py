@@ -142,7 +142,12 @@ class KeySerializer(serializers.Serializer[Any]):
 class KeyOrder(Order):
     name = Text(max_length=200)
     role = Choice(ROLES, required=False, default="developer")
-    scopes = KnownTexts(ALL_SCOPES, required=False, help_text="What it is for; default: inference.")
+    scopes = KnownTexts(
+        ALL_SCOPES,
+        required=False,
+        allow_empty=False,
+        help_text="What it is for; left out: inference.",
+    )
     models = Texts(required=False, help_text="Names the key may ask for; none means all.")
     expires_at = Number(required=False, allow_null=True)
 

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from controlplane.domain import model, money, route
 from controlplane.domain.ids import VersionId
 from controlplane.domain.version_spec import VersionSpec
-from controlplane.entrypoints.rest import applying, reading
+from controlplane.entrypoints.rest import applying, reading, referring
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Order
 from controlplane.entrypoints.rest.parsing import CatalogJSONParser, YamlTextParser
@@ -39,7 +39,7 @@ class Models(ApiView):
     def post(self, request: Request) -> HttpResponseBase:
         body = body_of(request, shapes.ModelOrder)
         command = model.RegisterModel(body["name"], time.time())
-        reading.require_free_name(command)
+        referring.require_free_name(command)
         return perform(request, _model(body["name"], command, body, status=201))
 
 
@@ -88,7 +88,9 @@ class VersionRetirement(ApiView):
     @write("versions_retire", Order)
     def post(self, request: Request, name: str, version: str) -> HttpResponseBase:
         body = body_of(request, Order)
-        return perform(request, _model(name, model.RetireVersion(name, version, time.time()), body))
+        command = model.RetireVersion(name, version, time.time())
+        referring.check(command)
+        return perform(request, _model(name, command, body))
 
 
 class VersionScale(ApiView):
@@ -140,7 +142,7 @@ class Aliases(ApiView):
     def post(self, request: Request, name: str) -> HttpResponseBase:
         body = body_of(request, shapes.AliasOrder)
         command = model.AddAlias(name, body["alias"], time.time())
-        reading.require_free_name(command)
+        referring.require_free_name(command)
         return perform(request, _model(name, command, body, status=201))
 
 
@@ -178,7 +180,7 @@ class Routes(ApiView):
     def post(self, request: Request) -> HttpResponseBase:
         body = body_of(request, shapes.RouteOrder)
         command = route.CreateRoute(body["name"], _arms(body), body["sticky"], time.time())
-        reading.require_free_name(command)
+        referring.require_free_name(command)
         return perform(request, _route(body["name"], command, body, status=201))
 
 
@@ -248,5 +250,5 @@ def _arms(body: dict[str, Any]) -> tuple[route.Arm, ...]:
         route.Arm(arm["name"], VersionId(arm["version_id"]), arm["weight"]) for arm in body["arms"]
     )
     route.check_arms(arms)
-    reading.require_versions(arm.version_id for arm in arms)
+    referring.require_versions(arm.version_id for arm in arms)
     return arms

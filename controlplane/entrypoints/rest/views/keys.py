@@ -10,7 +10,7 @@ from rest_framework.response import Response
 from controlplane.adapters.access import keys, tokens
 from controlplane.domain import tenant
 from controlplane.domain.ids import KeyId, TenantId
-from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest import reading, referring
 from controlplane.entrypoints.rest.documenting import page_of, read, write
 from controlplane.entrypoints.rest.fields import Order, ReasonOrder
 from controlplane.entrypoints.rest.granting import check_grant, check_regrant
@@ -44,8 +44,9 @@ class Keys(ApiView):
     def post(self, request: Request, tenant_id: str) -> HttpResponseBase:
         require_reach(principal_in(request), tenant_id)
         body = body_of(request, shapes.KeyOrder)
-        scopes = tuple(body.get("scopes") or ("inference",))
+        scopes = tuple(body.get("scopes", ("inference",)))
         check_grant(request, body["role"], scopes)
+        referring.require_names(body.get("models", ()), principal_in(request))
         key_id, secret, full = tokens.new_key()
         command = tenant.IssueApiKey(
             TenantId(tenant_id),

@@ -117,7 +117,7 @@ class Budget(ApiView):
         rule = {name: body[name] for name in names}
         limit = parse_limit(body["unit"], body["limit"])
         wanted = BudgetRule(budget_id=budget_id, limit=limit, **rule)
-        spending.require_model(wanted)
+        spending.require_target(tenant_id, wanted)
         command = tenant.SetBudget(TenantId(tenant_id), wanted, time.time())
         return _in_effect(perform(request, _write(tenant_id, command, body)))
 

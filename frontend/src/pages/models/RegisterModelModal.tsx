@@ -16,9 +16,12 @@ export function RegisterModelModal(props: { opened: boolean; onClose: () => void
       onClose={props.onClose}
       submitLabel="Register"
       submit={() => registerModel(name)}
-      done={`${name} is registered`}
+      done={({ changed }) => (changed ? `${name} is registered` : `${name} exists already`)}
       touches={["models"]}
-      onDone={() => navigate({ to: "/models/$name", params: { name }, search: { add: true } })}
+      onDone={({ changed }) => {
+        const search = changed ? { add: true } : {};
+        void navigate({ to: "/models/$name", params: { name }, search });
+      }}
     >
       <TextInput
         label="Name"

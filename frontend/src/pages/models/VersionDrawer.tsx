@@ -105,7 +105,7 @@ function Orders({ model, etag, version }: VersionDrawerProps & { version: Versio
   };
   const retire: Confirmation = {
     title: `Retire ${version.version_id}`,
-    text: "Its replicas are stopped after their running requests, and it cannot be brought back.",
+    text: "Its replicas are stopped after their running requests, and it cannot be brought back. While a route has an arm of it, or it is the default and other versions are live, it is not retired.",
     label: "Retire version",
     done: `${version.version_id} is retired`,
     touches: ["models"],
