@@ -17,6 +17,7 @@ from rest_framework.exceptions import NotAuthenticated
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from controlplane.adapters.store_writes import why_unwritable
 from controlplane.application.ports import StoreUnavailable
 from controlplane.entrypoints.rest import reading
 from controlplane.entrypoints.rest.security import is_open
@@ -65,15 +66,16 @@ def livez(request: HttpRequest) -> HttpResponse:
 @is_open
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 if the log can be read and the read model has caught up to within a few seconds."""
+    """200 if the log can be read and written, and the read model is not far behind it."""
     checks = readiness()
     ready = all(checks.values())
     return JsonResponse({"ready": ready, "checks": checks}, status=200 if ready else 503)
 
 
 def readiness() -> dict[str, bool]:
+    writable = {"store_writable": not why_unwritable()}
     try:
         lag = reading.head() - reading.position()
     except (StoreUnavailable, Error):
-        return {"log": False, "read_model": False}
-    return {"log": True, "read_model": lag < reading.MAX_LAG_EVENTS}
+        return {"log": False, "read_model": False, **writable}
+    return {"log": True, "read_model": lag < reading.MAX_LAG_EVENTS, **writable}
