@@ -140,8 +140,9 @@ class Demo:
             *("--metrics-port", str(self._ports[f"gpuagent-{number}"])),
             *self._options.agent_args,
         ]
-        if self._options.num_agents > 1:  # on one machine, they reach each other
+        if self._options.num_agents > 1:  # on one machine, which they divide; they reach each other
             argv += ["--fabric", "demo", "--fabric-address", "127.0.0.1"]
+            argv += ["--share", f"{number}/{self._options.num_agents}"]
         if self._options.devices:
             argv += ["--devices", self._options.devices]
         name = f"gpuagent-{number}"
