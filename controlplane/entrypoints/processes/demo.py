@@ -48,6 +48,10 @@ class AlreadyRunning(Exception):
     """Another demo works on the same data folder."""
 
 
+class Unwritable(Exception):
+    """The data folder cannot be made or written."""
+
+
 class Demo:
     """One run on one data folder. ``seed`` fills the database once it is migrated."""
 
@@ -231,11 +235,10 @@ def curl_line(ready: dict[str, Any]) -> str:
 # --- the data folder --------------------------------------------------------------------------
 @contextlib.contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
-    """Hold the folder for this process; raises AlreadyRunning. The kernel lets go of the lock
-    with the process, so a killed demo leaves no stale one."""
+    """Hold the folder for this process; raises AlreadyRunning, Unwritable. The kernel lets go of
+    the lock with the process, so a killed demo leaves no stale one."""
     os.umask(0o077)  # the database and the logs, ours and our children's, are for this user only
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (data_dir / "demo.lock").open("a+") as file:
+    with _lock_file(data_dir) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -244,6 +247,17 @@ def locked(data_dir: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _lock_file(data_dir: Path) -> TextIO:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return (data_dir / "demo.lock").open("a+")
+    except OSError as error:
+        raise Unwritable(
+            f"{data_dir} cannot be written ({error.strerror}), and the demo keeps all it has "
+            "there: mount it for writing, or choose another folder with ENGINE_DATA_DIR."
+        ) from error
 
 
 def _who_runs(file: TextIO, data_dir: Path) -> str:
