@@ -101,6 +101,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     if status >= 500 and code == "internal_error":
         logger.error("request %s failed", request_id, exc_info=error)
     context["request"].accepted_renderer = JSONRenderer()  # the schema's own would write YAML
+    context["request"].accepted_media_type = JSONRenderer.media_type  # unset if it was refused
     response = Response(body, status=status, content_type=PROBLEM_TYPE, headers=headers)
     response["X-Request-Id"] = request_id
     return response
