@@ -24,7 +24,11 @@ def _secret_key() -> str:
         return ENV.secret_key
     if not DATA_DIR.exists() and needs_no_new_folder(sys.argv):
         return secrets.token_urlsafe(50)
-    return kept_private(DATA_DIR / "secret_key", lambda: secrets.token_urlsafe(50))
+    path = DATA_DIR / "secret_key"
+    try:
+        return kept_private(path, lambda: secrets.token_urlsafe(50))
+    except OSError as error:
+        sys.exit(f"{path} cannot be read or made ({error.strerror}): set ENGINE_SECRET_KEY.")
 
 
 def _sqlite() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import psutil
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gpuagent.agent.devices import parse_bytes
+from gpuagent.agent.devices import Share, parse_bytes, parse_share
 from gpuagent.agent.fabric import interface_of
 from gpuagent.wire.messages import BUILTIN, VLLM
 
@@ -33,6 +33,7 @@ class AgentSettings(BaseSettings):
     nats_url: str = Field("nats://127.0.0.1:4222", description="The bus; several by commas.")
     creds: Path | None = Field(None, description="This node's credentials file.")
     devices: str = Field("auto", description="auto, cuda, or e.g. cpu:4GiB,cpu:4GiB.")
+    share: str = Field("1/1", description="Part of the machine, e.g. 1/2: the first of two agents.")
     zone: str = Field("", description="Rack, region or site of this node.")
     fabric: str = Field("", description="Network that joins its GPUs to others', e.g. ib-east.")
     fabric_address: str = Field(
@@ -90,7 +91,14 @@ class AgentSettings(BaseSettings):
 
     def host_bytes(self) -> int:
         """Room for replicas whose weights are off the device."""
-        return self._bytes("host_memory", psutil.virtual_memory().total // 4)
+        return self._bytes("host_memory", self.machine_bytes() // 4)
+
+    def machine_bytes(self) -> int:
+        """This agent's share of the machine's memory."""
+        return int(psutil.virtual_memory().total) // self.part().of
+
+    def part(self) -> Share:
+        return parse_share(self.share)
 
     def reserved_bytes(self, kind: str) -> int:
         """What is kept free on a device of that kind."""
@@ -109,6 +117,12 @@ class AgentSettings(BaseSettings):
     def _bytes(self, name: str, default: int) -> int:
         text = getattr(self, name)
         return default if text == "auto" else parse_bytes(text)
+
+    @field_validator("share")
+    @classmethod
+    def _a_share(cls, value: str) -> str:
+        parse_share(value)
+        return value
 
     @field_validator("host_memory", "reserved_memory")
     @classmethod

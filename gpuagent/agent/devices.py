@@ -2,13 +2,17 @@
 
 ``cpu:4GiB,cpu:4GiB`` makes two devices of one machine, each with its own worker and a budget of
 4 GiB, so that placement on several devices can be tried without a GPU. ``auto`` takes the GPUs,
-and where there are none the CPU as one device with all memory.
+and where there are none the CPU as one device with all memory. Agents that divide one machine have
+each a share of it; of a machine with 3 GPUs and 24 GiB::
+
+    2 agents   1/2: GPUs 0 and 2     2/2: GPU 1         without GPUs: 12 GiB each
+    1 agent    1/1: all of it
 """
 
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pynvml
@@ -34,12 +38,32 @@ class DeviceError(ValueError):
     """The device list cannot be read, or names what is not there."""
 
 
-def find_devices(text: str) -> tuple[Device, ...]:
-    """The devices that ``text`` (see the module) stands for; raises DeviceError."""
+class Share(NamedTuple):
+    """The ``number``-th (from 1) of ``of`` agents that divide a machine."""
+
+    number: int = 1
+    of: int = 1
+
+
+def parse_share(text: str) -> Share:
+    """``1/2``; raises ValueError for what is no such part."""
+    match = re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise ValueError(f"not a share: {text!r}; write e.g. 1/2 for the first of two")
+    return Share(int(match[1]), int(match[2]))
+
+
+WHOLE = Share()
+
+
+def find_devices(text: str, share: Share = WHOLE) -> tuple[Device, ...]:
+    """The devices that ``text`` (see the module) stands for; raises DeviceError. Those that are
+    named are this agent's, whatever its share."""
     if text == "cuda":
         return _gpus() or _no_gpu()
     if text == "auto":
-        return _gpus() or (_cpu(0, "cpu"),)
+        size = f"cpu:{psutil.virtual_memory().total // share.of}" if share.of > 1 else "cpu"
+        return _gpus()[share.number - 1 :: share.of] or (_cpu(0, size),)
     return tuple(_cpu(index, part.strip()) for index, part in enumerate(text.split(",")))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 import msgspec
-import psutil
 
 from gpuagent.agent import ipc, telemetry
 from gpuagent.agent.http import Answer, json_answer
@@ -40,8 +39,8 @@ class Reports:
             zone=node.settings.zone,
             version=self._version,
             at=time.time(),
-            cpu_milli=1000 * (os.cpu_count() or 0),
-            host_memory=int(psutil.virtual_memory().total),
+            cpu_milli=1000 * (os.cpu_count() or 0) // node.settings.part().of,
+            host_memory=node.settings.machine_bytes(),
             fabric=node.settings.fabric,
             engines=node.settings.engines(),
             refusal=node.keeper.refusal,

@@ -32,10 +32,10 @@ class Service:
     """All loops of one agent; ``run`` returns after SIGTERM or SIGINT."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        devices = find_devices(settings.devices)
+        devices = find_devices(settings.devices, settings.part())
         self._settings = settings
         self._bus = Bus(settings.node_id)
-        cores = len(os.sched_getaffinity(0))
+        cores = max(1, len(os.sched_getaffinity(0)) // settings.part().of)
         self._node = Node(settings, devices, self._bus.publish, cores)
         self._reports = Reports(self._node, self._bus.errors)
         self._http = HttpServer(

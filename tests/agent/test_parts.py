@@ -7,20 +7,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gpuagent.agent import ipc, telemetry
+from gpuagent.agent import devices, ipc, telemetry
 from gpuagent.agent.backends.base import LoadError
 from gpuagent.agent.backends.simulated import SimulatedEngine, load_simulated, parse_params
 from gpuagent.agent.config import AgentSettings, read_settings
-from gpuagent.agent.devices import DeviceError, find_devices
+from gpuagent.agent.devices import DeviceError, find_devices, parse_share
 from gpuagent.agent.http import HttpServer
 from gpuagent.agent.metrics import Histogram
 from gpuagent.engine.request import GenerationRequest, RequestOutput, SamplingParams
-from gpuagent.wire.messages import Delta
+from gpuagent.wire.messages import Delta, Device
 from tests.agent.harness import GIB, spec
 
 
@@ -82,6 +83,31 @@ def test_cpu_shares_become_devices() -> None:
 def test_a_device_list_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(DeviceError):
         find_devices(text)
+
+
+def test_agents_that_divide_a_machine_promise_no_byte_or_core_twice() -> None:
+    """Device, host memory and room for weights of three together are at most the machine's."""
+    total = psutil.virtual_memory().total
+    parts = [AgentSettings(node_id="n1", share=f"{number}/3") for number in (1, 2, 3)]
+    found = [find_devices("auto", part.part()) for part in parts]
+    assert [one.memory_bytes for (one,) in found if one.kind == "cpu"] == [total // 3] * 3
+    assert [part.machine_bytes() for part in parts] == [total // 3] * 3
+    assert sum(part.host_bytes() for part in parts) <= total // 4
+
+
+def test_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each to one agent, under its own index; an agent for whom none is left has the CPU."""
+    gpus = tuple(Device(index=i, kind="cuda", name="H200", memory_bytes=GIB) for i in range(3))
+    monkeypatch.setattr(devices, "_gpus", lambda: gpus)
+    dealt = [[d.index for d in find_devices("auto", parse_share(f"{n}/2"))] for n in (1, 2)]
+    assert dealt == [[0, 2], [1]]
+    assert [one.kind for one in find_devices("auto", parse_share("4/4"))] == ["cpu"]
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "-1/2", "1/2/3", "a/b"])
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="share"):
+        AgentSettings(node_id="n1", share=text)
 
 
 # --- frames between agent and worker ------------------------------------------------------------

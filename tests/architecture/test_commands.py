@@ -43,3 +43,17 @@ def test_the_command_line_shows_it() -> None:
         [sys.executable, "manage.py", "help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.index("Run\n  demo ") < done.stdout.index("Django's own")
+
+
+@pytest.mark.parametrize("name", ["runbook.md", "proof.md"])
+def test_what_writes_manage_py_says_first_how_it_is_called(name: str) -> None:
+    """In a checkout, in a container, and beside the units, with their user and environment."""
+    paragraph = (ROOT / "deploy" / name).read_text().split("\n\n")[1]
+    unit = (ROOT / "deploy" / "systemd" / "engine-web.service").read_text()
+    given = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    assert "`.venv/bin/python manage.py …`" in paragraph
+    assert "exec web python manage.py …" in paragraph
+    assert f"--uid={given['User']} " in paragraph
+    for option in ("WorkingDirectory", "EnvironmentFile"):
+        assert f"-p {option}={given[option]} " in paragraph
+    assert given["ExecStart"].replace("run_web", "…") in paragraph

@@ -4,6 +4,7 @@ These speak to the REST surface, as a person's browser would; ``tests/contracts`
 themselves.
 """
 
+import secrets
 import shutil
 import sqlite3
 import time
@@ -12,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import OperationalError, connections
 from django.test import Client
 
 from controlplane import bootstrap
+from controlplane.adapters.access.models import LoginFailures
 from controlplane.adapters.ledger.store import LedgerStore
+from controlplane.adapters.store_writes import BELIEVED_S, StoreWrites, store_writes
 from controlplane.application.ports import AuditUnavailable
 from controlplane.entrypoints.rest import reading
 from tests.absent import skip_without
 from tests.contracts.test_ledger import an_end, an_intent
 from tests.crash import images
 from tests.databases import pointed_at
-from tests.rest.conftest import PASSWORD, Api, login
+from tests.rest.conftest import PASSWORD, Api, key_of, login
 
 MEGABYTES = 8
 
@@ -32,6 +36,7 @@ def fresh_reading() -> Iterator[None]:
     reading._projector.cache_clear()
     yield
     reading._projector.cache_clear()
+    store_writes.note_written()  # what failed here is no news of the next test's store
 
 
 @pytest.fixture
@@ -81,7 +86,7 @@ def test_a_full_disk_refuses_writes_typed_serves_reads_and_passes(small_disk: Pa
     count = iter(range(10_000))
     full = refused_until_it_is_not(lambda: create(admin, f"t{next(count)}"))
     assert (full.status_code, full.json()["code"]) == (507, "store_full"), full.content
-    assert int(full["Retry-After"]) >= 1
+    assert int(full["Retry-After"]) >= 1 and "no space left" in full.json()["detail"]
     assert admin.get("tenants/").status_code == 200
     assert admin.get("events/").status_code == 200
     refused = f"t{next(count) - 1}"
@@ -92,6 +97,82 @@ def test_a_full_disk_refuses_writes_typed_serves_reads_and_passes(small_disk: Pa
     found = admin.get(f"tenants/{refused}/?min_position={position}")
     assert found.status_code == 200
     assert bootstrap.event_store().verify().position == position
+
+
+def readiness(admin: Api) -> tuple[int, bool, bool]:
+    """What the probe answers, its word on writing, and ``ready`` of the status."""
+    probe = Client().get("/readyz")
+    status = admin.get("status/")
+    assert status.status_code == 200, status.content
+    return probe.status_code, probe.json()["checks"]["store_writable"], status.json()["ready"]
+
+
+def test_with_a_full_disk_the_web_process_is_not_ready(small_disk: Path) -> None:
+    """Before anything failed, for want of free space; and ready by itself once there is some."""
+    admin = login("root", "admin")
+    assert readiness(admin) == (200, True, True)
+    ballast = fill(small_disk)
+    assert readiness(admin) == (503, False, False)
+    ballast.unlink()
+    assert readiness(admin) == (200, True, True)
+
+
+def test_after_a_failed_write_it_is_not_ready_until_one_succeeds(small_disk: Path) -> None:
+    """A failure counts though there is space again: nobody has shown that it is enough."""
+    admin = login("root", "admin")
+    ballast = fill(small_disk)
+    count = iter(range(10_000))
+    refused_until_it_is_not(lambda: create(admin, f"t{next(count)}"))
+    ballast.unlink()
+    assert readiness(admin) == (503, False, False)
+    assert create(admin, "again").status_code == 201
+    assert readiness(admin) == (200, True, True)
+
+
+def test_a_failed_write_is_believed_for_half_a_minute(tmp_path: Path) -> None:
+    """Who is sent nothing, because it is not ready, would never write and so never be ready."""
+    now = [0.0]
+    writes = StoreWrites(lambda: now[0])
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    writes.note_failed(error)
+    assert "no space" in writes.why_not(tmp_path)
+    now[0] = BELIEVED_S - 1
+    assert "no space" in writes.why_not(None)
+    now[0] = BELIEVED_S
+    assert writes.why_not(tmp_path) == ""
+
+
+def test_a_held_lock_is_no_word_on_the_disk(tmp_path: Path) -> None:
+    writes = StoreWrites()
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    writes.note_failed(error)
+    assert writes.why_not(tmp_path) == ""
+
+
+def test_a_read_only_file_system_is_not_ready(small_disk: Path) -> None:
+    admin = login("root", "admin")
+    bootstrap.event_store().close()
+    connections.close_all()  # nothing can be remounted below a file that is open for writing
+    images.call("mount", "-o", "remount,ro", small_disk)
+    probe = Client().get("/readyz")
+    assert (probe.status_code, probe.json()["checks"]["store_writable"]) == (503, False)
+    images.call("mount", "-o", "remount,rw", small_disk)
+    assert readiness(admin) == (200, True, True)
+
+
+def test_a_full_disk_keeps_no_key_from_reading(small_disk: Path) -> None:
+    """When a key was last used cannot be noted then; that is left."""
+    admin = login("root", "admin")
+    assert create(admin, "acme").status_code == 201
+    reader = key_of(admin, "acme", "admin:read")
+    fill(small_disk)
+    with pytest.raises(OperationalError):
+        while True:
+            LoginFailures.objects.create(who=secrets.token_hex(500), since=0.0)
+    answer = reader.get("models/")
+    assert answer.status_code == 200, answer.content
 
 
 def test_a_full_disk_refuses_a_login_typed(small_disk: Path) -> None:

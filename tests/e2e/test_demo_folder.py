@@ -20,6 +20,7 @@ from controlplane.entrypoints.processes.demo import (
 )
 from controlplane.entrypoints.processes.demo_seed import Secrets
 from controlplane.entrypoints.processes.first_token import first_token, loading, message_of
+from gpuagent.agent.config import read_settings
 from tests.e2e.product import ROOT
 
 
@@ -71,6 +72,19 @@ def test_the_greeting_breaks_no_path_into_lines(tmp_path):
     demo._greet(demo._ready_document(Secrets("key", "password", "token")), 1.0)
     assert f"{folder / 'logs'}, " in written.getvalue()
     assert f"{folder / 'ready.json'}." in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("num", "devices", "shares"),
+    [(1, "", [["auto", "1/1"]]), (2, "", [["auto", "1/2"], ["auto", "2/2"]]),
+     (2, "cpu:1GiB", [["cpu:1GiB", "1/2"], ["cpu:1GiB", "2/2"]])],
+)  # fmt: skip
+def test_several_agents_divide_the_machine(tmp_path, num, devices, shares):
+    """As each reads its own command line."""
+    demo = Demo(Options(tmp_path, "smollm2", num, devices), Console(file=io.StringIO()))
+    lines = [demo._agent(number).argv[3:] for number in range(1, num + 1)]
+    read = [read_settings(line) for line in lines]
+    assert [[one.devices, one.share] for one in read] == shares
 
 
 def test_without_django_the_command_line_says_what_to_run():

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from controlplane.adapters.access.tokens import sign_ticket
+from tests.openai.conftest import FAST
 from tests.openai.ledger import record_of
-from tests.openai.stack import Stack, until
+from tests.openai.stack import ROOT, Stack, until
 from tests.openai.wire import HELLO
 
 
@@ -75,6 +77,40 @@ def test_a_generation_is_started_streamed_and_done(ws: Client, stack: Stack) -> 
     assert len("".join(delta["text"] for delta in deltas).split()) == 5
     assert done["finish_reason"] == "length" and done["duration_ms"] >= done["ttft_ms"] > 0
     assert record_of(stack, started["request_id"])["outcome"] == "ok"
+
+
+def told_frames() -> dict[str, set[str]]:
+    """Of the package's README: type -> the words in code of its fields."""
+    lines = (ROOT / "controlplane/entrypoints/openai/README.md").read_text().splitlines()
+    cells = [line.split(" | ") for line in lines if line.startswith(("| client |", "| server |"))]
+    return {kind.strip("`"): set(re.findall(r"`(\w+)`", fields)) for _, kind, fields, _ in cells}
+
+
+def test_the_readme_tells_of_every_frame_and_its_fields(ws: Client, stack: Stack) -> None:
+    told = told_frames()
+    assert set(told) == {"auth", "ready", "generate", "waiting", "started", "delta", "cancel",
+                         "done", "error"}  # fmt: skip
+    stack.add_version("nowhere", FAST)
+    ws.send(type="cancel", id="unknown")
+    ws.generate("a", logprobs=True)
+    seen = [{"type": "ready", "tenant": "acme"}, ws.receive(), *ws.until_end("a")["a"]]
+    time.sleep(0.2)  # the gateway follows the log every 50 ms
+    ws.generate("b", "nowhere")
+    seen.append(ws.receive())
+    ws.send(type="cancel", id="b")
+    ws.until_end("b")
+    assert {one["type"] for one in seen} == {
+        "ready",
+        "error",
+        "started",
+        "delta",
+        "done",
+        "waiting",
+    }
+    for one in seen:
+        assert set(one) - {"type"} <= told[one["type"]], one
+        missing = told[one["type"]] - set(one)
+        assert not missing or one["type"] in ("error", "delta", "waiting"), (one, missing)
 
 
 def test_many_generations_share_a_connection(ws: Client) -> None:

@@ -35,6 +35,14 @@ def test_the_schema_and_its_page_are_served_to_those_who_may_look(admin: Api) ->
         sent = Client().get(path, headers={"Accept": "text/html,*/*;q=0.8"})
         assert (sent.status_code, sent["Location"]) == (302, f"/login?next={path}")
     assert admin.client.get("/api/schema").status_code == 200
+    for wanted, begins in (("json", b'{"openapi"'), ("yaml", b"openapi:")):
+        told = admin.client.get(f"/api/schema/?format={wanted}")
+        assert told.status_code == 200, wanted
+        assert b"".join(told.content.split())[:20].startswith(begins), told.content[:20]
+    unknown = admin.client.get("/api/schema/?format=xml")
+    assert (unknown.status_code, unknown.json()["code"]) == (400, "invalid_parameter")
+    unserved = admin.client.get("/api/schema/", headers={"Accept": "image/png"})
+    assert (unserved.status_code, unserved.json()["code"]) == (406, "not_acceptable")
     page = admin.client.get("/api/docs")
     assert page.status_code == 200 and b"swagger-ui" in page.content
     assert Client().get("/metrics").status_code == 401
@@ -56,6 +64,16 @@ def test_every_page_address_is_the_dashboard(settings: Any, tmp_path: Path) -> N
     for address in ("/api/nothing", "/v1/models", "/assets/gone.js", "/api/v1/nothing/"):
         answer = Client().get(address)
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+def test_an_address_without_its_final_slash_is_told_so() -> None:
+    """Also to who may see nothing there: the addresses are no secret, what is at them is."""
+    for address in ("/api/v1/models", "/api/v1/models/m/versions", "/api/v1/tenants?limit=3"):
+        for method in ("get", "post"):
+            answer = getattr(Client(), method)(address)
+            assert answer.status_code == 404 and 'ends in "/"' in answer.json()["detail"], address
+    for address in ("/api/v1/nothing", "/api/v1/nothing/", "/v1/models"):
+        assert Client().get(address).json()["detail"] == "There is nothing here.", address
 
 
 def test_health_needs_no_account() -> None:

@@ -6,10 +6,13 @@ every process reads it; a secret without its event opens nothing, and nobody was
 
 from collections.abc import Mapping
 
+from django.db import OperationalError
 from django.db.models import Q
 
 from controlplane.adapters.access import tokens
 from controlplane.adapters.access.models import ApiKeySecret
+from controlplane.adapters.failed_sync import leave_if_failed
+from controlplane.adapters.store_writes import store_writes
 
 LAST_USE_SECONDS = 60.0  # `last_used_at` is written at most this often
 _NO_HASH = "0" * 64
@@ -56,8 +59,14 @@ def match(text: str) -> ApiKeySecret | None:
 
 
 def note_use(row: ApiKeySecret, now: float) -> None:
-    if row.last_used_at is None or now - row.last_used_at >= LAST_USE_SECONDS:
+    """Where it cannot be written now it is left: who only reads is not refused for that."""
+    if row.last_used_at is not None and now - row.last_used_at < LAST_USE_SECONDS:
+        return
+    try:
         write_last_use({row.secret_id: now})
+    except OperationalError as error:
+        leave_if_failed(error)
+        store_writes.note_failed(error)
 
 
 def write_last_use(used: Mapping[str, float]) -> None:

@@ -20,6 +20,7 @@ from controlplane.adapters import failed_sync
 from controlplane.adapters.eventstore.connect import open_session
 from controlplane.adapters.eventstore.group import GroupCommit
 from controlplane.adapters.eventstore.session import COLUMNS, PURGE_KEYS, Session
+from controlplane.adapters.store_writes import store_writes
 from controlplane.application.chain import GENESIS, follow_columns
 from controlplane.application.failpoints import passing
 from controlplane.application.ports import (
@@ -174,13 +175,16 @@ class Writer:
             raise StoreUnavailable("store_error", "The disk failed; this process is ending.", 5.0)
         session = self._session = self._session or self._connect()
         try:
-            return self._write_locked(session, take)
+            outcomes = self._write_locked(session, take)
         except session.errors as error:
             self._forget()
+            store_writes.note_failed(error)
             failed_sync.leave_if_failed(error)
             told = session.told(error)
             self._recover(session, told)
             raise told from error
+        store_writes.note_written()
+        return outcomes
 
     def _write_locked(self, session: Session, take: Callable[[], list[Prepared]]) -> list[Outcome]:
         group: list[Prepared] = []

@@ -25,6 +25,7 @@ from controlplane.adapters import failed_sync
 from controlplane.adapters.ledger.batch import admit_all, settle_all
 from controlplane.adapters.ledger.budgets import Cursor
 from controlplane.adapters.ledger.statements import Statements
+from controlplane.adapters.store_writes import store_writes
 from controlplane.application.failpoints import passing
 from controlplane.application.ports import AuditUnavailable, Intent, Terminal
 
@@ -107,6 +108,7 @@ class GroupWriter:
             for operation in batch:
                 self._commit([operation])
         except Exception as error:
+            store_writes.note_failed(error)
             failed_sync.leave_if_failed(error)
             self._drop_connection()
             for operation in batch:
@@ -123,6 +125,7 @@ class GroupWriter:
         _apply(cursor, self._sql, batch)
         passing("ledger.applied")
         cursor.execute("COMMIT")
+        store_writes.note_written()
         passing("ledger.committed")
 
     def _drop_connection(self) -> None:

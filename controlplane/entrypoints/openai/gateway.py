@@ -22,6 +22,7 @@ from controlplane.adapters.natsbus.connection import Bus, connect
 from controlplane.adapters.natsbus.subscriber import NodeSubscriber
 from controlplane.adapters.natsbus.transport import Transport
 from controlplane.adapters.shared_limits import LOCAL, SharedLimits
+from controlplane.adapters.store_writes import why_unwritable
 from controlplane.application.explaining import DEFAULT_SHARE
 from controlplane.application.fleet import BusUnavailable, FleetLoads, NodeLoad
 from controlplane.application.fleet_state import FleetState
@@ -328,6 +329,8 @@ class Gateway:
             wrong["log"] = "following stopped"
         if self.serving.draining:
             wrong["gateway"] = "shutting down"
+        if reason := why_unwritable():
+            wrong["store"] = reason
         return wrong
 
     # --- the end --------------------------------------------------------------------------------

@@ -48,6 +48,10 @@ class AlreadyRunning(Exception):
     """Another demo works on the same data folder."""
 
 
+class Unwritable(Exception):
+    """The data folder cannot be made or written."""
+
+
 class Demo:
     """One run on one data folder. ``seed`` fills the database once it is migrated."""
 
@@ -140,8 +144,9 @@ class Demo:
             *("--metrics-port", str(self._ports[f"gpuagent-{number}"])),
             *self._options.agent_args,
         ]
-        if self._options.num_agents > 1:  # on one machine, they reach each other
+        if self._options.num_agents > 1:  # on one machine, which they divide; they reach each other
             argv += ["--fabric", "demo", "--fabric-address", "127.0.0.1"]
+            argv += ["--share", f"{number}/{self._options.num_agents}"]
         if self._options.devices:
             argv += ["--devices", self._options.devices]
         name = f"gpuagent-{number}"
@@ -230,11 +235,10 @@ def curl_line(ready: dict[str, Any]) -> str:
 # --- the data folder --------------------------------------------------------------------------
 @contextlib.contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
-    """Hold the folder for this process; raises AlreadyRunning. The kernel lets go of the lock
-    with the process, so a killed demo leaves no stale one."""
+    """Hold the folder for this process; raises AlreadyRunning, Unwritable. The kernel lets go of
+    the lock with the process, so a killed demo leaves no stale one."""
     os.umask(0o077)  # the database and the logs, ours and our children's, are for this user only
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (data_dir / "demo.lock").open("a+") as file:
+    with _lock_file(data_dir) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -243,6 +247,17 @@ def locked(data_dir: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _lock_file(data_dir: Path) -> TextIO:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return (data_dir / "demo.lock").open("a+")
+    except OSError as error:
+        raise Unwritable(
+            f"{data_dir} cannot be written ({error.strerror}), and the demo keeps all it has "
+            "there: mount it for writing, or choose another folder with ENGINE_DATA_DIR."
+        ) from error
 
 
 def _who_runs(file: TextIO, data_dir: Path) -> str:

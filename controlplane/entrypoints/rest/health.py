@@ -4,7 +4,7 @@
 but yes or no. The schema, its page and ``/metrics`` need a principal that may read the status.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from django.db import Error
@@ -14,11 +14,14 @@ from django.views.decorators.http import require_safe
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from rest_framework.exceptions import NotAuthenticated
+from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from controlplane.adapters.store_writes import why_unwritable
 from controlplane.application.ports import StoreUnavailable
 from controlplane.entrypoints.rest import reading
+from controlplane.entrypoints.rest.problems import Problem
 from controlplane.entrypoints.rest.security import is_open
 
 _HEAD = Gauge("engine_log_head", "Position of the last event in the log.")
@@ -35,8 +38,21 @@ class ForPeople(APIView):
         return super().handle_exception(exc)
 
 
+class FormatByQuery(DefaultContentNegotiation):
+    """``?format=json`` or ``yaml``, which is easier to give to a tool than an Accept header."""
+
+    def select_renderer(
+        self, request: Request, renderers: Any, format_suffix: str | None = None
+    ) -> Any:
+        wanted = format_suffix or request.query_params.get("format")
+        if wanted and wanted not in {one.format for one in renderers}:
+            raise Problem(400, "invalid_parameter", "format is json or yaml.")
+        return super().select_renderer(request, renderers, wanted)
+
+
 class Schema(ForPeople, SpectacularAPIView):
     resource = "status"
+    content_negotiation_class = FormatByQuery
 
 
 class Docs(ForPeople, SpectacularSwaggerSplitView):
@@ -65,15 +81,16 @@ def livez(request: HttpRequest) -> HttpResponse:
 @is_open
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 if the log can be read and the read model has caught up to within a few seconds."""
+    """200 if the log can be read and written, and the read model is not far behind it."""
     checks = readiness()
     ready = all(checks.values())
     return JsonResponse({"ready": ready, "checks": checks}, status=200 if ready else 503)
 
 
 def readiness() -> dict[str, bool]:
+    writable = {"store_writable": not why_unwritable()}
     try:
         lag = reading.head() - reading.position()
     except (StoreUnavailable, Error):
-        return {"log": False, "read_model": False}
-    return {"log": True, "read_model": lag < reading.MAX_LAG_EVENTS}
+        return {"log": False, "read_model": False, **writable}
+    return {"log": True, "read_model": lag < reading.MAX_LAG_EVENTS, **writable}

@@ -101,6 +101,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     if status >= 500 and code == "internal_error":
         logger.error("request %s failed", request_id, exc_info=error)
     context["request"].accepted_renderer = JSONRenderer()  # the schema's own would write YAML
+    context["request"].accepted_media_type = JSONRenderer.media_type  # unset if it was refused
     response = Response(body, status=status, content_type=PROBLEM_TYPE, headers=headers)
     response["X-Request-Id"] = request_id
     return response
@@ -138,7 +139,8 @@ def _describe(error: BaseException) -> tuple[int, str, str, dict[str, str]]:
             return status, error.code, error.message, {}
         case StoreUnavailable():
             retry = {"Retry-After": str(max(1, round(error.retry_after)))}
-            return _STORE_STATUS.get(error.code, 503), error.code, _STORE_DETAIL, retry
+            detail = _NO_SPACE if error.code == "store_full" else _STORE_DETAIL
+            return _STORE_STATUS.get(error.code, 503), error.code, detail, retry
         case OperationalError() | InterfaceError():
             return _describe(unavailable(error))
         case IntegrityError():
@@ -157,6 +159,7 @@ def _describe(error: BaseException) -> tuple[int, str, str, dict[str, str]]:
 _DAMAGED = "What was projected before is served; the log is damaged at position"
 _TOO_NEW = "The log holds an event of a newer release, which this one cannot read."
 _STORE_DETAIL = "The log cannot be written now; nothing was changed. Try again."
+_NO_SPACE = "There is no space left for the log; nothing was changed. Free some, then try again."
 
 
 def _describe_drf(error: exceptions.APIException) -> tuple[int, str, str, dict[str, str]]:

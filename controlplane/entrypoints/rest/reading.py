@@ -24,6 +24,7 @@ from controlplane.adapters.access.keys import last_uses
 from controlplane.adapters.eventstore.models import Lease
 from controlplane.adapters.readmodel.models import Checkpoint
 from controlplane.adapters.readmodel.projector import Projector
+from controlplane.adapters.store_writes import why_unwritable
 from controlplane.application.ports import CONTROLLER_LEASE
 from controlplane.domain.budget import Budget, amount_in, applies
 from controlplane.domain.errors import NotFound
@@ -124,7 +125,7 @@ def status(now: float) -> Json:
         "version": installed_version("engine-controlplane"),
         "cluster_id": settings.CLUSTER_ID,
         "currency": settings.CURRENCY,
-        "ready": last - reached < MAX_LAG_EVENTS,
+        "ready": last - reached < MAX_LAG_EVENTS and not why_unwritable(),
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.urls import resolve
 from django.views.decorators.csrf import csrf_exempt
 
 from controlplane.entrypoints.rest.problems import django_problem
@@ -38,4 +39,10 @@ def index(request: HttpRequest, path: str = "") -> HttpResponseBase:
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponseBase:
     del exception
-    return django_problem(404, "not_found", "There is nothing here.", request)
+    hint = ' The address that there is ends in "/".' if _lacks_slash(request) else ""
+    return django_problem(404, "not_found", f"There is nothing here.{hint}", request)
+
+
+def _lacks_slash(request: HttpRequest) -> bool:
+    path = request.path_info
+    return not path.endswith("/") and resolve(f"{path}/").func is not index

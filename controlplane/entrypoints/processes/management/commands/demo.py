@@ -39,7 +39,9 @@ class Command(RuledCommand):
         try:
             with demo.locked(data_dir):
                 self._run(data_dir, console, options)
-        except (demo.AlreadyRunning, NotReady, TimeoutError, FileNotFoundError) as error:
+        except (demo.AlreadyRunning, demo.Unwritable) as error:
+            raise CommandError(str(error)) from error
+        except (NotReady, TimeoutError, FileNotFoundError) as error:
             raise CommandError(str(error)) from error
 
     def _run(self, data_dir: Path, console: Console, options: dict[str, Any]) -> None:

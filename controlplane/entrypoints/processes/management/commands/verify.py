@@ -16,6 +16,7 @@ from controlplane.application.notes import NoteError, parse_keys
 from controlplane.application.ports import StoreUnavailable
 from controlplane.domain.policy import READ, Rule
 from controlplane.entrypoints.processes.database_command import DatabaseCommand
+from controlplane.entrypoints.processes.read_only import is_opened_for_reading
 
 
 @contextmanager
@@ -32,6 +33,7 @@ def _no_collector() -> Iterator[None]:
 
 class Command(DatabaseCommand):
     rule = Rule(READ, "verification")
+    only_reads = True
     help = "Verify log, ledger and checkpoints; names the first changed, missing or inserted row."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -51,8 +53,14 @@ class Command(DatabaseCommand):
             raise CommandError(str(error)) from error
         except StoreUnavailable as error:
             raise CommandError(f"The log cannot be read: {error.__cause__ or error}") from error
-        bootstrap.seal_store().keep_verification(bootstrap.clock().now(), "system:command", checked)
+        self._keep(checked)
         self._say(checked)
+
+    def _keep(self, checked: Checked) -> None:
+        """For the status page; where nothing can be written there is none to read it."""
+        if not is_opened_for_reading():
+            at = bootstrap.clock().now()
+            bootstrap.seal_store().keep_verification(at, "system:command", checked)
 
     def _say(self, checked: Checked) -> None:
         for log in checked.logs:
