@@ -91,6 +91,25 @@ test("draining asks first, sends the reason and shows the node as draining", asy
   expect(call?.headers["idempotency-key"]).toMatch(/^[0-9a-f]{32}$/);
 });
 
+test("a node says why it drains, and for which versions the drain waits", async () => {
+  await open("/fleet?node=n1", {
+    prepare: ({ state }) => {
+      Object.assign(state.nodes[0], {
+        draining: true,
+        drain_reason: "new driver",
+        drain_waits_for: ["smollm2@v1"],
+      });
+    },
+  });
+  const waits = "The drain waits for room on other nodes for smollm2@v1.";
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  within(node).getByText("Draining: new driver");
+  within(node).getByText(waits);
+  const drawer = await dialog("Node n1");
+  within(drawer).getByText("Draining: new driver");
+  within(drawer).getByText(waits);
+});
+
 test("only a lost node can be removed, and then it is gone from the page", async () => {
   const { backend } = await open("/fleet", {
     prepare: ({ state }) => {

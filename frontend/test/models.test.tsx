@@ -200,6 +200,20 @@ test("a version whose source cannot be fetched says why, and when it is tried ag
   expect(row?.textContent).toMatch(/download_failed: no such package\. Next try in \d\d s\./);
 });
 
+test("a ready model says what its versions have to say, before one that is simply ready", async () => {
+  const reason = "The replica on n1 has no other place, so the drain waits.";
+  await open("/models", {
+    prepare: ({ state }) => {
+      const [model] = state.models;
+      const ready = { ...model.versions[0], status: "ready", stuck_replicas: 0, reason: "" };
+      model.versions = [ready, { ...ready, version: "v9", version_id: "smollm2@v9", reason }];
+    },
+  });
+  const table = await screen.findByRole("table", { name: "Models" });
+  const row = (await within(table).findByRole("link", { name: "smollm2" })).closest("tr");
+  expect(row?.textContent).toContain(reason);
+});
+
 test("a model of which nothing moves is stuck, before anything else", async () => {
   await open("/models", {
     prepare: ({ state }) => {

@@ -2134,7 +2134,10 @@ export interface components {
             status: components["schemas"]["NodeStatusEnum"];
             zone: string;
             draining: boolean;
+            /** @description As it was given with the order to drain. */
             drain_reason: string;
+            /** @description Versions whose replicas stay here, as no other node has room for them. */
+            drain_waits_for: string[];
             boot_id: string;
             acked_generation: number;
             /** @description Of the last plan for this node. */

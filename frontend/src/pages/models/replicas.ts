@@ -11,10 +11,13 @@ export function statusOf({ status, stuck_replicas }: Version): string {
   return status === "loading" && stuck_replicas > 0 ? "stuck" : status;
 }
 
-/** The live version most in need of attention, whose state is the model's; none without one. */
+/** The live version most in need of attention, whose state is the model's; none without one. Of
+ * those in the same state, one that has something to say of itself. */
 export function worstVersion(model: Model): Version | undefined {
   const rank = (version: Version) => RANK.indexOf(statusOf(version));
-  return liveVersions(model).toSorted((one, other) => rank(one) - rank(other))[0];
+  return liveVersions(model).toSorted(
+    (one, other) => rank(one) - rank(other) || Number(!one.reason) - Number(!other.reason),
+  )[0];
 }
 
 export function modelStatus(model: Model): string {
