@@ -22,6 +22,7 @@ from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.plan import (
     PLANNER,
     PLANNERS_THAT_JOIN_ALL,
+    PLANNERS_THAT_SAY_NOT_WHOSE,
     PLANNERS_THAT_STOP_FAILING,
     PLANNERS_WITHOUT_TIERING,
     PLANNERS_WITHOUT_WHOLES,
@@ -141,6 +142,7 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
         keeps_wholes=inputs.planner not in PLANNERS_WITHOUT_WHOLES,
         keeps_failing=keeps_failing,
         retiers=inputs.planner not in PLANNERS_WITHOUT_TIERING,
+        says_whose=inputs.planner not in PLANNERS_THAT_SAY_NOT_WHOSE,
         rates=dict(inputs.rates),
     )
 

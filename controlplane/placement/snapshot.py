@@ -152,7 +152,8 @@ class FleetSnapshot:
     """``keeps_wholes``: whether nodes that are still whole are kept so, see ``fragmentation``;
     ``keeps_failing``: whether a replica that fails stays where no other place is better, see
     ``reconcile``; ``retiers``: whether there is a storage tier, and tiers follow the demand, see
-    ``tiering``. Earlier planners did none of it. ``rates``: requests a minute, by version."""
+    ``tiering``; ``says_whose``: see ``explain.placed``. Earlier planners did none of it. ``rates``:
+    requests a minute, by version."""
 
     nodes: tuple[NodeView, ...]
     versions: tuple[VersionView, ...]
@@ -163,6 +164,7 @@ class FleetSnapshot:
     keeps_wholes: bool = True
     keeps_failing: bool = True
     retiers: bool = True
+    says_whose: bool = True
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def versions_by_id(self) -> dict[str, VersionView]:
