@@ -31,6 +31,28 @@ test("a decision reads as sentences, with scores and what was ruled out", async 
   expect(best?.textContent).toContain("chosen");
 });
 
+test("a decision counts the replicas of each version, and names a node once", async () => {
+  await open("/decisions?open=d-3", {
+    prepare: ({ state }) => {
+      const [decision] = state.decisions;
+      const [start] = decision.started;
+      const of = (version_id: string, num = 0) => ({
+        ...start,
+        assignment: { ...start.assignment, version_id, replica_id: `${version_id}.${num}` },
+      });
+      start.rejections[0].detail = "node n1 is draining";
+      decision.started = [start, of("minilm@v1")];
+      decision.stopped = [of("a@v1"), of("a@v1", 1), of("b@v1"), of("c@v1")];
+    },
+  });
+  await screen.findByText(
+    "1 replica of smollm2@v2 and 1 replica of minilm@v1 started, 4 replicas stopped, 1 replica of big@v1 without a place",
+  );
+  expect(screen.getAllByText("n1/1 was ruled out: its node is draining.").length).toBeGreaterThan(
+    0,
+  );
+});
+
 test("a decision names who is kept in another tier, and why", async () => {
   await open("/decisions?open=d-2");
   await screen.findByText("minilm@v1 is asked for less than smollm2@v1, which takes its place.");
