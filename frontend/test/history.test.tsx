@@ -149,6 +149,18 @@ test("the audit shows what an order changed and why another was refused", async 
   expect(asked.textContent).toContain('"tier": "gold"');
 });
 
+test("the audit says in what the prices of an order are", async () => {
+  await open("/audit?open=22", {
+    prepare: ({ state }) => {
+      const entry = state.audit.find(({ position }: { position: number }) => position === 22);
+      const price = { input: "0.15", cached_input: "0.075", output: "0.6" };
+      Object.assign(entry, { outcome: "done", after: { "version m@v1": { price } } });
+    },
+  });
+  await screen.findByText("Prices are in USD per million tokens.");
+  expect(screen.getByRole("region", { name: "after" }).textContent).toContain('"input": "0.15"');
+});
+
 test("the audit is searched on the server and its search is in the URL", async () => {
   const { backend } = await open("/audit?outcome=done");
   await screen.findByText("they pay");

@@ -1522,7 +1522,7 @@ export interface components {
             reason: string;
             /** @description The request id, as in the logs. */
             correlation_id: string;
-            /** @description By thing, the fields that changed. */
+            /** @description By thing, the fields that changed; prices per million tokens. */
             before: {
                 [key: string]: unknown;
             };
