@@ -1,8 +1,15 @@
 import { act, screen, waitFor, within } from "@testing-library/react";
 import { expect, test } from "vitest";
+import { timeRange } from "@/ui/Chart";
 import { dialog, greet, open, press, type } from "./harness";
 
 const GIB = 2 ** 30;
+
+test("a chart of a single sample shows seconds, not years", () => {
+  expect(timeRange(1_000, 1_000)).toEqual([990, 1_000]);
+  expect(timeRange(1_000, 1_300)).toEqual([1_000, 1_300]);
+  expect(timeRange(null, null)).toEqual([null, null]);
+});
 
 function telemetry(utilization: number, generated: number, at: number) {
   return {

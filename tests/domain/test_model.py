@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from controlplane.domain import model
 from controlplane.domain.decider import Event, fold
+from controlplane.domain.errors import Invalid
 from controlplane.domain.model import (
     Access,
     AddAlias,
@@ -31,7 +32,7 @@ from controlplane.domain.model import (
     price_of,
 )
 from controlplane.domain.money import FREE, Price
-from controlplane.domain.version_spec import Colocation, Needs
+from controlplane.domain.version_spec import Colocation, Needs, check_replicas
 from tests.domain.samples import SPEC
 from tests.domain.scenario import Scenario
 
@@ -160,6 +161,12 @@ def test_a_version_is_added_once_and_never_changed() -> None:
 )
 def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], code: str) -> None:
     given(REGISTERED).when(AddVersion(M, replace(SPEC, **change), 2.0)).then_refused(code)
+
+
+@pytest.mark.parametrize("bounds", [(0, 0), (3, 2), (1, 1025)])
+def test_bounds_of_replicas_are_refused_in_a_sentence(bounds: tuple[int, int]) -> None:
+    with pytest.raises(Invalid, match="max_replicas is from 1 to 1024, and min_replicas from 0"):
+        check_replicas(*bounds)
 
 
 @pytest.mark.parametrize(

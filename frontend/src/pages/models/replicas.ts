@@ -1,4 +1,5 @@
 import type { Model, Version } from "@/api/types";
+import { plural } from "@/ui/format";
 
 const RANK = ["stuck", "failed", "unplaced", "loading", "ready", "idle", "retired"];
 
@@ -30,4 +31,10 @@ export function replicaCounts(versions: Version[]): { ready: number; desired: nu
   const add = (field: "ready_replicas" | "desired_replicas") =>
     versions.reduce((sum, version) => sum + version[field], 0);
   return { ready: add("ready_replicas"), desired: add("desired_replicas") };
+}
+
+export function scaling(low: number, high: number): string {
+  return low === high
+    ? `keeps ${plural(low, "replica")}`
+    : `has from ${low} to ${plural(high, "replica")}`;
 }
