@@ -134,7 +134,9 @@ class Serving:
         try:
             await self.ledger.admit(_intent_of(job, self.gateway, self.clock.now()))
         except BudgetExceeded as error:
-            raise Refused("insufficient_quota", _beyond(error, self.currency), limits=job.limits) from error
+            raise Refused(
+                "insufficient_quota", _beyond(error, self.currency), limits=job.limits
+            ) from error
         except AuditUnavailable as error:
             raise Refused(
                 "audit_unavailable", "The request could not be recorded.", retry_after=1

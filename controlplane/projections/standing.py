@@ -54,8 +54,8 @@ def _is_draining(rows: Rows, node_id: str) -> bool:
 
 
 def _why_drains_wait(leaving: Sequence[Replica], gap: Unplaced) -> str:
-    """Of replicas that stay on draining nodes for want of room: what is missing is their successors,
-    so these are not counted beside them."""
+    """Of replicas that stay on draining nodes for want of room: what is missing is their
+    successors, so these are not counted beside them."""
     nodes = " and ".join(sorted({row.node_id for row in leaving}))
     one = len(leaving) == 1
     subject = "The replica on" if one else "The replicas on"

@@ -182,7 +182,9 @@ def _fit(spec: ReplicaSpec, num_bytes: int, budgets: list[_Budget]) -> tuple[str
     """Whether there is room now, on all of its devices."""
     room, free = min(one.room for one in budgets), min(one.free for one in budgets)
     if num_bytes > room:
-        reason = f"needs {size_text(num_bytes)}, the device offers {size_text(max(room, 0))} when empty"
+        reason = (
+            f"needs {size_text(num_bytes)}, the device offers {size_text(max(room, 0))} when empty"
+        )
         return "refuse", Verdict(spec, reason, "insufficient_memory")
     if num_bytes <= free:
         for budget in budgets:

@@ -87,7 +87,7 @@ def test_a_refusal_says_what_would_do(role, swap):
     """That many MiB are enough; one fewer is refused with the same advice."""
     formats = of_dtype("float32")
     short = spec(memory_bytes=MIB, swap_bytes=swap)
-    with pytest.raises(LoadError, match="more than the budget of 1.0 MiB; give it") as refused:
+    with pytest.raises(LoadError, match=r"more than the budget of 1\.0 MiB; give it") as refused:
         divide(short, CONFIG, formats, LENGTH, role=role)
     advice = refused.value.message.partition("give it at least ")[2]
     least = int(advice.removesuffix(" MiB"))
@@ -99,7 +99,7 @@ def test_a_refusal_says_what_would_do(role, swap):
 def test_an_encoder_is_told_what_would_do():
     config = read_encoder_config(tiny_encoder())
     short = spec(memory_bytes=1000, max_model_len=LENGTH)
-    with pytest.raises(LoadError, match="budget of 1000 bytes; give it at least 2 MiB$"):
+    with pytest.raises(LoadError, match=r"budget of 1000 bytes; give it at least 2 MiB$"):
         check_encoder(short, config, "float32")
     check_encoder(replace(short, memory_bytes=2 * MIB), config, "float32")
 

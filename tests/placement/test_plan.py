@@ -360,8 +360,8 @@ def test_the_explanation_reads_as_sentences() -> None:
         "Stopped b.v1.g1.0: b.v1.g1.0 (best-effort) makes room for a@v1 (high), which fits "
         "nowhere else.",
         "Started a.v1.g2.0: a@v1 goes to n1/0: the only device that can take it; it leaves "
-        "1.9 GiB free there; no other replica of it is on that node. Ruled out: 1 not heard lately, "
-        "1 too small even when empty.",
+        "1.9 GiB free there; no other replica of it is on that node. Ruled out: 1 not heard "
+        "lately, 1 too small even when empty.",
         "1 replica of b@v1 (5.6 GiB each) cannot be placed; of 3 devices: 1 too full, "
         "1 not heard lately, 1 too small even when empty.",
     ]

@@ -47,8 +47,8 @@ from controlplane.projections.catalog import Alias, Model, Version
 from controlplane.projections.decisions import Decision, DecisionAbout
 from controlplane.projections.demand import Forecast, Preload, Scaling
 from controlplane.projections.fleet import Node, Replica
-from controlplane.projections.standing import Unplaced
 from controlplane.projections.routes import Route
+from controlplane.projections.standing import Unplaced
 from controlplane.projections.tenants import ApiKey, Tenant
 
 Json = dict[str, Any]
