@@ -22,6 +22,7 @@ from controlplane.domain.version_spec import VersionSpec
 from controlplane.placement.plan import (
     PLANNER,
     PLANNERS_THAT_JOIN_ALL,
+    PLANNERS_THAT_SAY_NOT_WHOSE,
     PLANNERS_THAT_STOP_FAILING,
     PLANNERS_THAT_TAKE_TURNS,
     PLANNERS_WITHOUT_TIERING,
@@ -143,6 +144,7 @@ def snapshot(state: FleetState, inputs: PlanInputs, now: float) -> FleetSnapshot
         keeps_failing=keeps_failing,
         retiers=inputs.planner not in PLANNERS_WITHOUT_TIERING,
         keeps_siblings=inputs.planner not in PLANNERS_THAT_TAKE_TURNS,
+        says_whose=inputs.planner not in PLANNERS_THAT_SAY_NOT_WHOSE,
         rates=dict(inputs.rates),
     )
 

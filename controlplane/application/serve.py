@@ -73,6 +73,7 @@ class Serving:
     lose_node: Callable[[str], None]
     hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
     explained_share: float = DEFAULT_SHARE
+    currency: str = "USD"
     calls: dict[str, Call] = field(default_factory=dict)
     draining: bool = False
     num_local: Counter[str] = field(default_factory=Counter)
@@ -133,7 +134,9 @@ class Serving:
         try:
             await self.ledger.admit(_intent_of(job, self.gateway, self.clock.now()))
         except BudgetExceeded as error:
-            raise Refused("insufficient_quota", _beyond(error), limits=job.limits) from error
+            raise Refused(
+                "insufficient_quota", _beyond(error, self.currency), limits=job.limits
+            ) from error
         except AuditUnavailable as error:
             raise Refused(
                 "audit_unavailable", "The request could not be recorded.", retry_after=1
@@ -335,12 +338,13 @@ class Serving:
         return {key: count for key, count in counts.items() if count}
 
 
-def _beyond(error: BudgetExceeded) -> str:
-    """In the numbers that the refusal was based on."""
+def _beyond(error: BudgetExceeded, currency: str) -> str:
+    """In the numbers that the refusal was based on; those of money are in ``currency``."""
     rule = error.budget
+    unit = currency if rule.unit == "money" else rule.unit
     of = f"{rule.scope} {rule.target}".strip()
     per = "in total" if rule.period == "total" else f"a {rule.period}"
-    return f"The budget '{rule.budget_id}' ({rule.unit} {per}, {of}) does not cover this: {error}."
+    return f"The budget '{rule.budget_id}' ({unit} {per}, {of}) does not cover this: {error}."
 
 
 def _wake_if_waiting(waiter: "asyncio.Future[None]") -> None:

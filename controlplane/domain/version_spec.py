@@ -233,7 +233,8 @@ def check_replicas(low: int, high: int) -> None:
     if not 0 <= low <= high <= 1024 or high < 1:
         raise Invalid(
             "out_of_range",
-            "0 <= min_replicas <= max_replicas <= 1024, max at least 1.",
+            "max_replicas is from 1 to 1024, and min_replicas from 0 to max_replicas; "
+            "a version that is to run nowhere is retired.",
             "min_replicas",
         )
 

@@ -45,12 +45,22 @@ def bytes_text(num_bytes: int) -> str:
 Counts = Sequence[tuple[str, int]]  # devices by code
 
 
-def placed(placement: Assignment, best: Candidate, num_candidates: int, ruled_out: Counts) -> str:
-    """Why the replica stands where it stands."""
+def placed(
+    placement: Assignment,
+    best: Candidate,
+    num_candidates: int,
+    ruled_out: Counts,
+    says_whose: bool = True,
+) -> str:
+    """Why the replica stands where it stands; ``says_whose``: that only replicas of its version are
+    counted, which earlier planners left out."""
     terms = {term.name: term.value for term in best.terms}
     fit = f"it leaves {bytes_text(int(terms['free_after_bytes']))} free there"
     others = int(terms["replicas_on_node"])
-    spread = "no other replica is on that node" if not others else f"{others} more on that node"
+    whose = " of it" if says_whose else ""
+    spread = f"{others} more{whose} on that node"
+    if not others:
+        spread = f"no other replica{whose} is on that node"
     places = "groups of devices" if placement.shards else "devices"
     compared = (
         f"the best of {num_candidates} {places}"

@@ -113,6 +113,7 @@ class Fleet:
 
     def __init__(self, snapshot: FleetSnapshot) -> None:
         self.now, self.retiers = snapshot.now, snapshot.retiers
+        self.says_whose = snapshot.says_whose
         self._board, self._stale = Board(snapshot), set[int]()  # cells
         self.slots: dict[int, Slot] = {}
         for row, (node, devices) in enumerate(self._board.rows):

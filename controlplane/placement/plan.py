@@ -58,6 +58,7 @@ PLANNERS_THAT_STOP_FAILING = PLANNERS_WITHOUT_WHOLES | {1, 4, 5}
 PLANNERS_WITHOUT_TIERING = PLANNERS_WITHOUT_WHOLES | {0, 1, 4, 5}
 PLANNERS_THAT_JOIN_ALL = frozenset(range(7))  # nodes of a fabric, whatever their agents can
 PLANNERS_THAT_TAKE_TURNS = PLANNERS_THAT_JOIN_ALL  # a missing replica takes a failing one's place
+PLANNERS_THAT_SAY_NOT_WHOSE = frozenset(range(7))  # replicas are on the node of a new one
 REPLAYED = PLANNERS_WITHOUT_WHOLES | {4, 5, 6, PLANNER}
 HELPFUL_CODES = (
     "backoff",
@@ -246,7 +247,8 @@ def _start(draft: _Draft, found: Survey, remark: str = "") -> None:
     candidates, rejections = found.candidates(whole), found.rejections(whole)
     ruled_out, number = found.ruled_out(), found.num_candidates
     remark += explain.MAY_LEAVE if found.version.is_swappable else ""
-    reason = explain.placed(assignment, candidates[0], number, ruled_out) + remark
+    whose = draft.fleet.says_whose
+    reason = explain.placed(assignment, candidates[0], number, ruled_out, whose) + remark
     draft.started[assignment.replica_id] = Started(
         assignment, reason, candidates, rejections, number, ruled_out
     )

@@ -153,7 +153,8 @@ class FleetSnapshot:
     ``keeps_failing``: whether a replica that fails stays where no other place is better, see
     ``reconcile``; ``retiers``: whether there is a storage tier, and tiers follow the demand, see
     ``tiering``; ``keeps_siblings``: whether what is missing leaves a failing one of its version
-    where it is. Earlier planners did none of it. ``rates``: requests a minute, by version."""
+    where it is; ``says_whose``: see ``explain.placed``. Earlier planners did none of it.
+    ``rates``: requests a minute, by version."""
 
     nodes: tuple[NodeView, ...]
     versions: tuple[VersionView, ...]
@@ -165,6 +166,7 @@ class FleetSnapshot:
     keeps_failing: bool = True
     retiers: bool = True
     keeps_siblings: bool = True
+    says_whose: bool = True
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def versions_by_id(self) -> dict[str, VersionView]:

@@ -13,7 +13,7 @@ from controlplane.domain import model, node
 from controlplane.domain.placement import PlacementDecided, Rejection
 from controlplane.projections.base import Projection, Recorded, Row, Rows
 from controlplane.projections.catalog import NOT_PLANNED, Version
-from controlplane.projections.fleet import LoadFailure, Replica
+from controlplane.projections.fleet import LoadFailure, Node, Replica
 
 SCALED_TO_ZERO = "It is scaled to zero."
 
@@ -36,13 +36,33 @@ def refresh(rows: Rows, version_id: str) -> None:
         return
     wanted = [row for row in rows.find(Replica, "version_id", version_id) if row.desired]
     gap = rows.get(Unplaced, version_id)
-    desired = len(wanted) + gap.num_missing if gap else len(wanted)
+    leaving = [row for row in wanted if _is_draining(rows, row.node_id)] if gap else []
+    desired = len(wanted) + (gap.num_missing - len(leaving) if gap else 0)
     if wanted:
         told = _of_replicas(rows, version, wanted, desired)
+        if gap and leaving and not told[1]:
+            told = told[0], _why_drains_wait(leaving, gap), *told[2:]
     else:
         told = _of_none(rows, version, gap, desired)
     if told != _told(version):  # most reports change nothing here
         rows.put(replace(version, **dict(zip(_TOLD, told, strict=True))))
+
+
+def _is_draining(rows: Rows, node_id: str) -> bool:
+    found = rows.get(Node, node_id)
+    return found is not None and found.draining
+
+
+def _why_drains_wait(leaving: Sequence[Replica], gap: Unplaced) -> str:
+    """Of replicas that stay on draining nodes for want of room: what is missing is their
+    successors, so these are not counted beside them."""
+    nodes = " and ".join(sorted({row.node_id for row in leaving}))
+    one = len(leaving) == 1
+    subject = "The replica on" if one else "The replicas on"
+    return (
+        f"{subject} {nodes} {'has' if one else 'have'} no other place, so the drain waits. "
+        f"{gap.reason}"
+    )
 
 
 Told = tuple[str, str, int, int, int, float | None]
@@ -143,7 +163,12 @@ def _version_added(rows: Rows, event: model.ModelVersionAdded, recorded: Recorde
 
 def _node_changed(
     rows: Rows,
-    event: node.NodeJoined | node.NodeRecovered | node.NodeLost | node.NodeRemoved,
+    event: node.NodeJoined
+    | node.NodeRecovered
+    | node.NodeLost
+    | node.NodeDrainStarted
+    | node.NodeDrainEnded
+    | node.NodeRemoved,
     recorded: Recorded,
 ) -> None:
     for version_id in {row.version_id for row in rows.find(Replica, "node_id", event.node_id)}:
@@ -191,7 +216,7 @@ def _replace_unplaced(rows: Rows, event: PlacementDecided) -> set[str]:
 
 PROJECTION = Projection(
     "standing",
-    6,
+    7,
     (Unplaced,),
     {
         model.ModelVersionAdded: _version_added,
@@ -200,6 +225,8 @@ PROJECTION = Projection(
         node.NodeJoined: _node_changed,
         node.NodeRecovered: _node_changed,
         node.NodeLost: _node_changed,
+        node.NodeDrainStarted: _node_changed,
+        node.NodeDrainEnded: _node_changed,
         node.NodeRemoved: _node_changed,
         node.ReplicaStateChanged: _replica_changed,
         node.ReplicaBecameReady: _replica_changed,

@@ -1,8 +1,15 @@
 import { act, screen, waitFor, within } from "@testing-library/react";
 import { expect, test } from "vitest";
+import { timeRange } from "@/ui/Chart";
 import { dialog, greet, open, press, type } from "./harness";
 
 const GIB = 2 ** 30;
+
+test("a chart of a single sample shows seconds, not years", () => {
+  expect(timeRange(1_000, 1_000)).toEqual([990, 1_000]);
+  expect(timeRange(1_000, 1_300)).toEqual([1_000, 1_300]);
+  expect(timeRange(null, null)).toEqual([null, null]);
+});
 
 function telemetry(utilization: number, generated: number, at: number) {
   return {
@@ -89,6 +96,25 @@ test("draining asks first, sends the reason and shows the node as draining", asy
   expect(call?.body).toEqual({ reason: "new driver" });
   expect(call?.headers["x-csrftoken"]).toBe("csrf-1");
   expect(call?.headers["idempotency-key"]).toMatch(/^[0-9a-f]{32}$/);
+});
+
+test("a node says why it drains, and for which versions the drain waits", async () => {
+  await open("/fleet?node=n1", {
+    prepare: ({ state }) => {
+      Object.assign(state.nodes[0], {
+        draining: true,
+        drain_reason: "new driver",
+        drain_waits_for: ["smollm2@v1"],
+      });
+    },
+  });
+  const waits = "The drain waits for room on other nodes for smollm2@v1.";
+  const node = await screen.findByRole("article", { name: "Node n1" });
+  within(node).getByText("Draining: new driver");
+  within(node).getByText(waits);
+  const drawer = await dialog("Node n1");
+  within(drawer).getByText("Draining: new driver");
+  within(drawer).getByText(waits);
 });
 
 test("only a lost node can be removed, and then it is gone from the page", async () => {

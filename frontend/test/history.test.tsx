@@ -31,6 +31,28 @@ test("a decision reads as sentences, with scores and what was ruled out", async 
   expect(best?.textContent).toContain("chosen");
 });
 
+test("a decision counts the replicas of each version, and names a node once", async () => {
+  await open("/decisions?open=d-3", {
+    prepare: ({ state }) => {
+      const [decision] = state.decisions;
+      const [start] = decision.started;
+      const of = (version_id: string, num = 0) => ({
+        ...start,
+        assignment: { ...start.assignment, version_id, replica_id: `${version_id}.${num}` },
+      });
+      start.rejections[0].detail = "node n1 is draining";
+      decision.started = [start, of("minilm@v1")];
+      decision.stopped = [of("a@v1"), of("a@v1", 1), of("b@v1"), of("c@v1")];
+    },
+  });
+  await screen.findByText(
+    "1 replica of smollm2@v2 and 1 replica of minilm@v1 started, 4 replicas stopped, 1 replica of big@v1 without a place",
+  );
+  expect(screen.getAllByText("n1/1 was ruled out: its node is draining.").length).toBeGreaterThan(
+    0,
+  );
+});
+
 test("a decision names who is kept in another tier, and why", async () => {
   await open("/decisions?open=d-2");
   await screen.findByText("minilm@v1 is asked for less than smollm2@v1, which takes its place.");
@@ -125,6 +147,18 @@ test("the audit shows what an order changed and why another was refused", async 
   await within(drawer).findByText(/invalid_tier: tier is one of/);
   const asked = within(drawer).getByRole("region", { name: "what was asked for" });
   expect(asked.textContent).toContain('"tier": "gold"');
+});
+
+test("the audit says in what the prices of an order are", async () => {
+  await open("/audit?open=22", {
+    prepare: ({ state }) => {
+      const entry = state.audit.find(({ position }: { position: number }) => position === 22);
+      const price = { input: "0.15", cached_input: "0.075", output: "0.6" };
+      Object.assign(entry, { outcome: "done", after: { "version m@v1": { price } } });
+    },
+  });
+  await screen.findByText("Prices are in USD per million tokens.");
+  expect(screen.getByRole("region", { name: "after" }).textContent).toContain('"input": "0.15"');
 });
 
 test("the audit is searched on the server and its search is in the URL", async () => {

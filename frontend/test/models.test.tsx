@@ -1,5 +1,6 @@
 import { fireEvent, screen, within } from "@testing-library/react";
 import { expect, test } from "vitest";
+import { scaling } from "@/pages/models/replicas";
 import { dialog, open, press, type } from "./harness";
 
 test("the table shows the worst state, and ready of desired replicas", async () => {
@@ -132,6 +133,16 @@ test("a refused name is shown with the server's rule, and the dialog stays", asy
   expect(alert.textContent).toContain("invalid_name");
 });
 
+test("a version says how many replicas it keeps, or between which numbers", async () => {
+  await open("/models/smollm2?version=v1", {
+    prepare: ({ state }) => {
+      Object.assign(state.models[0].versions[0], { min_replicas: 1, max_replicas: 1 });
+    },
+  });
+  within(await dialog("smollm2@v1")).getByText("keeps 1 replica");
+  expect(scaling(0, 4)).toBe("has from 0 to 4 replicas");
+});
+
 test("scaling sends the version's new bounds with the model's ETag", async () => {
   const { backend } = await open("/models/smollm2?version=v1");
   await dialog("smollm2@v1");
@@ -139,7 +150,7 @@ test("scaling sends the version's new bounds with the model's ETag", async () =>
   const box = await dialog("Scale smollm2@v1");
   type("Minimum replicas", "3", box);
   press("Scale", box);
-  await screen.findByText("smollm2@v1 scales between 3 and 3");
+  await screen.findByText("smollm2@v1 keeps 3 replicas");
   const call = backend.calls.findLast((each) => each.method === "POST");
   expect(call?.path).toBe("/api/v1/models/smollm2/versions/v1/scale/");
   expect(call?.headers["if-match"]).toBe('"1"');
@@ -222,6 +233,20 @@ test("a version whose source cannot be fetched says why, and when it is tried ag
   const table = await screen.findByRole("table", { name: "Versions" });
   const row = within(table).getByRole("button", { name: "v1" }).closest("tr");
   expect(row?.textContent).toMatch(/download_failed: no such package\. Next try in \d\d s\./);
+});
+
+test("a ready model says what its versions have to say, before one that is simply ready", async () => {
+  const reason = "The replica on n1 has no other place, so the drain waits.";
+  await open("/models", {
+    prepare: ({ state }) => {
+      const [model] = state.models;
+      const ready = { ...model.versions[0], status: "ready", stuck_replicas: 0, reason: "" };
+      model.versions = [ready, { ...ready, version: "v9", version_id: "smollm2@v9", reason }];
+    },
+  });
+  const table = await screen.findByRole("table", { name: "Models" });
+  const row = (await within(table).findByRole("link", { name: "smollm2" })).closest("tr");
+  expect(row?.textContent).toContain(reason);
 });
 
 test("a model of which nothing moves is stuck, before anything else", async () => {

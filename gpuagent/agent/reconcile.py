@@ -25,6 +25,7 @@ on one of which another replica has 3, it is held.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from gpuagent.agent.sizes import size_text
 from gpuagent.wire.messages import Device, ReplicaSpec
 
 MIN_SECRET_BYTES = 16
@@ -181,7 +182,9 @@ def _fit(spec: ReplicaSpec, num_bytes: int, budgets: list[_Budget]) -> tuple[str
     """Whether there is room now, on all of its devices."""
     room, free = min(one.room for one in budgets), min(one.free for one in budgets)
     if num_bytes > room:
-        reason = f"needs {num_bytes} bytes, the device offers {max(room, 0)} when empty"
+        reason = (
+            f"needs {size_text(num_bytes)}, the device offers {size_text(max(room, 0))} when empty"
+        )
         return "refuse", Verdict(spec, reason, "insufficient_memory")
     if num_bytes <= free:
         for budget in budgets:
@@ -191,6 +194,6 @@ def _fit(spec: ReplicaSpec, num_bytes: int, budgets: list[_Budget]) -> tuple[str
         leaving = dict.fromkeys(name for one in budgets for name in one.holders)
         return "wait", Verdict(spec, f"memory held by {', '.join(leaving)}")
     held_by = ", ".join(dict.fromkeys(name for one in budgets for name in one.held_by))
-    reason = f"needs {num_bytes} bytes, {max(free, 0)} of the device are free"
+    reason = f"needs {size_text(num_bytes)}, {size_text(max(free, 0))} of the device are free"
     reason += f"; memory held by {held_by}" if held_by else ""
     return "hold", Verdict(spec, reason, "not_resident")

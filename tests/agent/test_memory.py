@@ -3,18 +3,27 @@
 import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from gpuagent.agent.backends import loading
 from gpuagent.agent.backends import torch as backend
 from gpuagent.agent.backends.base import LoadedModel, LoadError
-from gpuagent.agent.backends.memory import BLOCK_SIZE, MAX_DEFAULT_SWAP_BYTES, divide
+from gpuagent.agent.backends.memory import (
+    BLOCK_SIZE,
+    MAX_DEFAULT_SWAP_BYTES,
+    check_encoder,
+    divide,
+)
 from gpuagent.agent.ipc import WorkerConfig
+from gpuagent.agent.sizes import at_least, size_text
 from gpuagent.engine.engine import TorchEngine
 from gpuagent.engine.precision import of_dtype, precision
 from gpuagent.models.config import estimate_memory, read_config
+from gpuagent.models.encoder_config import read_encoder_config
 from gpuagent.models.errors import LoadError as ModelError
 from gpuagent.wire.messages import Device, ReplicaSpec
 from tests.agent.harness import GIB, spec
+from tests.engine.tiny_encoder import tiny_encoder
 from tests.engine.tiny_model import wide_tiny_model
 from tests.models.awq_export import export
 
@@ -70,6 +79,36 @@ def test_room_for_one_sequence_is_never_given_to_swap_space():
     assert (parts.kv_bytes, parts.swap_bytes) == (ONE, 0)
     with pytest.raises(LoadError, match="insufficient_memory"):
         divide(spec(memory_bytes=fixed(formats) + ONE - 1), CONFIG, formats, LENGTH)
+
+
+@pytest.mark.parametrize("swap", [None, 0, 3 * MIB])
+@pytest.mark.parametrize("role", ["both", "prefill", "decode"])
+def test_a_refusal_says_what_would_do(role, swap):
+    """That many MiB are enough; one fewer is refused with the same advice."""
+    formats = of_dtype("float32")
+    short = spec(memory_bytes=MIB, swap_bytes=swap)
+    with pytest.raises(LoadError, match=r"more than the budget of 1\.0 MiB; give it") as refused:
+        divide(short, CONFIG, formats, LENGTH, role=role)
+    advice = refused.value.message.partition("give it at least ")[2]
+    least = int(advice.removesuffix(" MiB"))
+    divide(replace(short, memory_bytes=least * MIB), CONFIG, formats, LENGTH, role=role)
+    with pytest.raises(LoadError, match=f"give it at least {advice}$"):
+        divide(replace(short, memory_bytes=(least - 1) * MIB), CONFIG, formats, LENGTH, role=role)
+
+
+def test_an_encoder_is_told_what_would_do():
+    config = read_encoder_config(tiny_encoder())
+    short = spec(memory_bytes=1000, max_model_len=LENGTH)
+    with pytest.raises(LoadError, match=r"budget of 1000 bytes; give it at least 2 MiB$"):
+        check_encoder(short, config, "float32")
+    check_encoder(replace(short, memory_bytes=2 * MIB), config, "float32")
+
+
+def test_sizes_read_well():
+    assert [size_text(n) for n in (0, 1023, 1536, 10 * MIB, 3 * GIB // 2)] == [
+        "0 bytes", "1023 bytes", "1.5 KiB", "10.0 MiB", "1.5 GiB",
+    ]  # fmt: skip
+    assert (at_least(MIB), at_least(MIB + 1)) == ("1 MiB", "2 MiB")
 
 
 def test_a_draft_models_weights_and_cache_are_inside_the_budget():

@@ -223,7 +223,7 @@ async def test_a_model_that_fits_nowhere_is_refused_and_costs_its_neighbour_noth
     await plane.place("n1", simulated("a"), simulated("b", memory_bytes=2 * GIB))
     await wait_for(plane, a="resident")
     status = await plane.replica("n1", "failed", "b.1.g1.0")
-    assert status.reason_code == "insufficient_memory" and str(2 * GIB) in status.reason
+    assert status.reason_code == "insufficient_memory" and "needs 2.0 GiB" in status.reason
     assert (await plane.terminal(await ask(plane, "a"))).finish_reason == "length"
     assert (await plane.terminal(await ask(plane, "b"))).error_code == "replica_not_ready"
     assert agent.log.count("replica_start") == 1

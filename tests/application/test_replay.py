@@ -152,6 +152,7 @@ def test_earlier_planners_decide_again_as_they_did(store: EventStore) -> None:
     assert [one.keeps_wholes for one in seen] == [True, False, False, True, True, True, True]
     assert [one.keeps_failing for one in seen] == [False] * 5 + [True] * 2
     assert [one.retiers for one in seen] == [False] * 5 + [True] * 2
+    assert [one.says_whose for one in seen] == [False] * 6 + [True]
     assert max(REPLAYED) == PLANNER == 7
 
 

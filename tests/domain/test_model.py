@@ -32,7 +32,7 @@ from controlplane.domain.model import (
     price_of,
 )
 from controlplane.domain.money import FREE, Price
-from controlplane.domain.version_spec import Colocation, Needs, check_spec
+from controlplane.domain.version_spec import Colocation, Needs, check_replicas, check_spec
 from tests.domain.samples import SPEC
 from tests.domain.scenario import Scenario
 
@@ -165,6 +165,12 @@ def test_a_version_is_added_once_and_never_changed() -> None:
 )
 def test_a_specification_that_breaks_a_rule_is_refused(change: dict[str, Any], code: str) -> None:
     given(REGISTERED).when(AddVersion(M, replace(SPEC, **change), 2.0)).then_refused(code)
+
+
+@pytest.mark.parametrize("bounds", [(0, 0), (3, 2), (1, 1025)])
+def test_bounds_of_replicas_are_refused_in_a_sentence(bounds: tuple[int, int]) -> None:
+    with pytest.raises(Invalid, match="max_replicas is from 1 to 1024, and min_replicas from 0"):
+        check_replicas(*bounds)
 
 
 @pytest.mark.parametrize(

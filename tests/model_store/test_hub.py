@@ -107,10 +107,16 @@ def test_what_cannot_be_fetched_has_a_code(
     with pytest.raises(ModelStoreError) as refusal:
         ModelStore(tmp_path, limits=limits, hub_endpoint=endpoint).ensure(source)
     assert refusal.value.code == code
-    assert "\n" not in refusal.value.message
+    assert "\n" not in refusal.value.message and "reached" not in refusal.value.message
 
 
 def test_no_server_is_a_failed_download(tmp_path):
     with pytest.raises(ModelStoreError) as refusal:
         ModelStore(tmp_path, hub_endpoint="http://127.0.0.1:9").ensure("hf://org/name@main")
     assert refusal.value.code == "download_failed"
+    assert refusal.value.message.startswith("http://127.0.0.1:9 could not be reached: ")
+
+
+def test_a_host_without_an_address_is_named(tmp_path):
+    with pytest.raises(ModelStoreError, match=r"http://no\.such\.invalid could not be reached"):
+        ModelStore(tmp_path, hub_endpoint="http://no.such.invalid").ensure("hf://org/name@main")

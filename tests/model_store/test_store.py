@@ -137,7 +137,9 @@ def test_no_link_and_no_dots_lead_out_of_the_allowed_roots(tmp_path):
     store = ModelStore(tmp_path / "cache", (tmp_path / "models",))
     for path in (outside, inside / ".." / ".." / "private", tmp_path / "models/link", linked_file):
         assert code_of(lambda p=path: store.ensure(f"file://{p}")) == "source_not_allowed"
-    assert code_of(lambda: ModelStore(tmp_path).ensure(f"file://{inside}")) == "source_not_allowed"
+    with pytest.raises(ModelStoreError, match="ENGINE_AGENT_FILE_ROOTS") as refusal:
+        ModelStore(tmp_path).ensure(f"file://{inside}")
+    assert refusal.value.code == "source_not_allowed"
 
 
 def test_a_root_that_is_itself_a_link_is_followed(tmp_path):

@@ -39,7 +39,9 @@ def test_a_key_without_the_scope_does_not_infer(stack: Stack) -> None:
     stack.add_tenant("readers")
     answer = post(stack, CHAT, ASKED, key=stack.add_key("readers", ("admin:read",)))
     assert answer.status_code == 403
-    assert answer.json()["error"]["code"] == "insufficient_scope"
+    error = answer.json()["error"]
+    assert error["code"] == "insufficient_scope"
+    assert error["message"].startswith("This token may not use any model: its role is 'developer'")
 
 
 def test_a_suspended_tenant_is_refused_and_its_streams_end(stack: Stack) -> None:

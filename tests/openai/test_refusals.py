@@ -196,6 +196,7 @@ def test_a_body_beyond_the_limit_is_not_read(stack: Stack, key: str, is_chunked:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     answer = CLIENT.post(stack.gateway.url + CHAT, content=content, headers=headers, timeout=30)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert answer.json()["error"]["message"] == "A body has at most 8 MiB."
 
 
 def _raw(stack: Stack, data: bytes) -> bytes:

@@ -58,17 +58,18 @@ class ManualClock:
 
 @dataclass
 class MemoryLedger:
-    """``failures`` settlements fail before one succeeds; ``limit`` is a budget in tokens."""
+    """``failures`` settlements fail before one succeeds; ``limit`` is a budget in ``unit``."""
 
     failures: int = 0
     limit: int | None = None
+    unit: str = "tokens"
     intents: list[Intent] = field(default_factory=list)
     terminals: list[Terminal] = field(default_factory=list)
 
     async def admit(self, intent: Intent) -> None:
         if self.limit is not None:
             raise BudgetExceeded(
-                Budget("default", "tenant", "", "tokens", self.limit, "month"), 0, 0, 13
+                Budget("default", "tenant", "", self.unit, self.limit, "month"), 0, 0, 13
             )
         self.intents.append(intent)
 
@@ -402,6 +403,13 @@ async def test_a_refused_budget_leaves_nothing_behind(world: World) -> None:
     )
     assert not world.nodes.orders and not world.serving.live()
     assert world.limits.given_back == [0]
+
+
+async def test_a_refused_budget_of_money_names_the_currency(world: World) -> None:
+    world.ledger.limit, world.ledger.unit = 10**7, "money"
+    world.serving.currency = "EUR"
+    with pytest.raises(Refused, match=r"'default' \(EUR a month, tenant\).*: budget 0\.00001, "):
+        await world.serving.start(a_job())
 
 
 async def test_without_a_replica_the_intent_is_closed(world: World) -> None:

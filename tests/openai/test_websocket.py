@@ -170,12 +170,13 @@ def test_errors_name_their_generation(ws: Client) -> None:
     ws.socket.send("[]")
     ws.socket.send('{"type":"generate","id":7}')
     ws.send(type="dance", id="x")
-    seen = set()
+    seen = {}
     while len(seen) < 3:
         message = ws.receive()
         if message["type"] == "error":
-            seen.add(message["error"]["code"])
-    assert seen == {"not_found", "invalid_type", "unknown_type"}
+            seen[message["error"]["code"]] = message["error"]["message"]
+    assert seen.keys() == {"not_found", "invalid_type", "unknown_type"}
+    assert "id is a string of 1 to 64 characters." in seen["invalid_type"]
 
 
 def test_too_many_at_once_are_refused(ws: Client) -> None:

@@ -372,11 +372,20 @@ def test_the_explanation_reads_as_sentences() -> None:
         "Stopped b.v1.g1.0: b.v1.g1.0 (best-effort) makes room for a@v1 (high), which fits "
         "nowhere else.",
         "Started a.v1.g2.0: a@v1 goes to n1/0: the only device that can take it; it leaves "
-        "1.9 GiB free there; no other replica is on that node. Ruled out: 1 not heard lately, "
-        "1 too small even when empty.",
+        "1.9 GiB free there; no other replica of it is on that node. Ruled out: 1 not heard "
+        "lately, 1 too small even when empty.",
         "1 replica of b@v1 (5.6 GiB each) cannot be placed; of 3 devices: 1 too full, "
         "1 not heard lately, 1 too small even when empty.",
     ]
+
+
+def test_earlier_planners_keep_their_words() -> None:
+    """A decision of theirs is made again word for word; they did not say whose replicas count."""
+    now = fleet([node("n1", 20)], [version("a", 8)])
+    before = replace(now, says_whose=False)
+    reasons = [plan(one, 2).started[0].reason for one in (now, before)]
+    assert "; no other replica of it is on that node." in reasons[0]
+    assert "; no other replica is on that node." in reasons[1]
 
 
 def test_sizes_read_well() -> None:

@@ -219,6 +219,21 @@ def test_how_a_version_stands() -> None:
     assert fleet_after(unplaced, closed).all(Unplaced) == ()
 
 
+def test_a_drain_that_finds_no_room_wants_no_replica_more() -> None:
+    """What is missing is the successor of the one that stays; the version says why it stays."""
+    gap = placement.Unplaced(s.V1, 1, "insufficient_memory", "1 replica is too large.", ())
+    planned = placement.PlacementDecided("d3", 3, (), (), (gap,), 8.0)
+    drained = node.NodeDrainStarted(s.NODE, "new driver", 7.0)
+    assert standing_after(PLACED, READY, drained) == ("ready", 1, 1, "")
+    waits = f"The replica on {s.NODE} has no other place, so the drain waits. {gap.reason}"
+    assert standing_after(PLACED, READY, drained, planned) == ("ready", 1, 1, waits)
+    more = replace(planned, unplaced=(replace(gap, num_missing=2),))
+    assert standing_after(PLACED, READY, drained, more)[:3] == ("ready", 1, 2)
+    ended = node.NodeDrainEnded(s.NODE, 9.0)
+    closed = placement.PlacementDecided("d4", 4, (), (), (), 9.5)
+    assert standing_after(PLACED, READY, drained, planned, ended, closed) == ("ready", 1, 1, "")
+
+
 def test_a_version_kept_off_by_failures_shows_what_its_node_said() -> None:
     """Not only the code: the planner knows no more, the row of the failure does. And when it may be
     placed again, which is the planner's to say."""

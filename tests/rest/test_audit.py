@@ -48,6 +48,22 @@ def test_changes_of_keys_models_and_routes_are_shown_too(admin: Api) -> None:
     assert entry["after"]["model m"]["access"]["tenants"] == ["acme"]
 
 
+def test_prices_are_told_per_million_tokens(admin: Api) -> None:
+    """As they were given, in what changed and in what was refused."""
+    admin.post("models/", {"name": "m"})
+    version = {"version": "v1", "source": "simulated://m", "gpu_memory": 1000}
+    made = admin.post("models/m/versions/", version)
+    assert made.status_code == 201, made.content
+    told = {"input": "0.15", "cached_input": "0.075", "output": "0.6"}
+    admin.put("models/m/versions/v1/price/", told)
+    entry = audit(admin, "action=ModelPriceSet")[0]
+    assert entry["before"]["version m@v1"]["price"]["input"] == "0"
+    assert entry["after"] == {"version m@v1": {"price": told}}
+    dear = {**told, "cached_input": "0.2"}
+    assert problem(admin.put("models/m/versions/v1/price/", dear), 400) == "invalid_price"
+    assert audit(admin)[0]["asked"]["price"] == dear
+
+
 def test_refused_orders_stand_in_it_with_what_they_asked_for(admin: Api) -> None:
     """Refused by the domain, by the form and by the policy; a read that is refused is no order."""
     admin.post("tenants/", {"name": "acme"})

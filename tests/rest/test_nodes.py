@@ -3,11 +3,11 @@
 import time
 
 from controlplane import bootstrap
-from controlplane.application.ports import CONTROLLER
-from controlplane.domain import node
+from controlplane.application.ports import CONTROLLER, Append
+from controlplane.domain import node, placement
 from controlplane.domain.decider import Event
 from controlplane.domain.ids import NodeId
-from tests.domain.samples import DEVICES
+from tests.domain.samples import ASSIGNMENT, DEVICES, V1
 from tests.rest.conftest import Api, login, position_of
 from tests.rest.test_bad_input import problem
 
@@ -43,3 +43,23 @@ def test_a_lost_node_is_removed_and_joins_anew(admin: Api) -> None:
     report(JOINED)
     head = bootstrap.event_store().head().position
     assert admin.get(f"nodes/n1/?min_position={head}").json()["status"] == "ready"
+
+
+def test_a_draining_node_says_why_it_drains_and_what_it_waits_for(admin: Api) -> None:
+    started = placement.Started(ASSIGNMENT, "wanted", (), ())
+    gap = placement.Unplaced(V1, 1, "insufficient_memory", "1 replica is too large.", ())
+    placed = placement.PlacementDecided("d1", 1, (started,), (), (), 2.0)
+    full = placement.PlacementDecided("d2", 2, (), (), (gap,), 4.0)
+    report(JOINED)
+    store = bootstrap.event_store()
+    store.append(Append("placement", None, [placed], CONTROLLER))
+    drained = position_of(admin.post("nodes/n1/drain/", {"reason": "new driver"}))
+    body = admin.get(f"nodes/n1/?min_position={drained}").json()
+    assert (body["drain_reason"], body["drain_waits_for"]) == ("new driver", [])
+    store.append(Append("placement", None, [full], CONTROLLER))
+    at = f"min_position={store.head().position}"
+    assert admin.get(f"nodes/n1/?{at}").json()["drain_waits_for"] == [V1]
+    (listed,) = admin.get(f"nodes/?{at}").json()["results"]
+    assert listed["drain_waits_for"] == [V1]
+    ended = position_of(admin.post("nodes/n1/undrain/", {"reason": "done"}))
+    assert admin.get(f"nodes/n1/?min_position={ended}").json()["drain_waits_for"] == []

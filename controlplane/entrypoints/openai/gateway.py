@@ -94,6 +94,7 @@ class GatewaySettings:
     limits_fallback: str = LOCAL
     hold_s: Mapping[str, float] = field(default_factory=lambda: HOLD_S)
     explained_share: float = DEFAULT_SHARE
+    currency: str = "USD"
     zone: str = ""
 
 
@@ -163,6 +164,7 @@ class Gateway:
             lose_node=self.transport.fail_node,
             hold_s=settings.hold_s,
             explained_share=settings.explained_share,
+            currency=settings.currency,
         )
         self.closing = NodeClosing(bus, self.name, self._nodes)
         self.reaper = Reaper(

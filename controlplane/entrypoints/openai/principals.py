@@ -227,7 +227,7 @@ class Authenticator:
         if not allowed(principal.rights, *rule):
             raise Refused(
                 "insufficient_scope",
-                f"This token may not {rule.action} {rule.resource}: its role is "
+                f"This token may not {rule.action} any {rule.resource}: its role is "
                 f"'{principal.rights.role}', its scopes are {', '.join(principal.rights.scopes)}.",
             )
         return principal

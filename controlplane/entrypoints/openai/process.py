@@ -71,5 +71,6 @@ def _settings() -> GatewaySettings:
         limits_fallback=env.limits_fallback,
         hold_s=parse_deadlines(env.hold_seconds),
         explained_share=env.dispatch_explained,
+        currency=env.currency,
         zone=env.zone,
     )

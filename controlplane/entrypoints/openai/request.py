@@ -211,7 +211,7 @@ class Request:
 
 
 def _too_large() -> Refused:
-    return Refused("body_too_large", f"A body has at most {MAX_BODY_BYTES} bytes.")
+    return Refused("body_too_large", f"A body has at most {MAX_BODY_BYTES >> 20} MiB.")
 
 
 def host_is_allowed(host: bytes, allowed: Sequence[str]) -> bool:

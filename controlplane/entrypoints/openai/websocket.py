@@ -210,7 +210,9 @@ class Connection:
     async def _handle(self, message: dict[str, Any]) -> None:
         kind, name = message.get("type"), message.get("id")
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS:
-            error = Refused("invalid_type", f"id is a string of 1 to {MAX_ID_CHARS}.", "id")
+            error = Refused(
+                "invalid_type", f"id is a string of 1 to {MAX_ID_CHARS} characters.", "id"
+            )
             await self._error(None, error)
         elif kind == "generate":
             await self._start(name, message)

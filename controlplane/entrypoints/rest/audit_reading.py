@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import msgspec
 from django.db.models import Q
 
 from controlplane.adapters.readmodel.models import AuditEntry
+from controlplane.domain.money import Price, price_texts
 from controlplane.entrypoints.rest import moments
 
 Json = dict[str, Any]
@@ -12,6 +14,7 @@ _SHOWN = (
     "position", "at", "actor", "address", "action", "target", "outcome", "code", "detail",
     "reason", "correlation_id", "before", "after", "asked", "undoes",
 )  # fmt: skip
+_CHANGES = ("before", "after", "asked")
 _SEARCHED = ("actor", "address", "action", "target", "code", "detail", "reason")
 
 
@@ -31,7 +34,24 @@ def entries(query: Json, tenant_id: str | None) -> list[Json]:
         if name in query:
             found = found.filter(**{lookup: query[name]})
     rows = found.order_by("-position")[: query["limit"]]
-    return [{name: getattr(row, name) for name in _SHOWN} for row in rows]
+    return [_entry(row) for row in rows]
+
+
+def _entry(row: AuditEntry) -> Json:
+    body = {name: getattr(row, name) for name in _SHOWN}
+    return {**body, **{name: _with_prices(body[name]) for name in _CHANGES}}
+
+
+def _with_prices(changes: Json) -> Json:
+    """With each price as the API says it elsewhere: texts, per million tokens."""
+    return {name: _readable(name, value) for name, value in changes.items()}
+
+
+def _readable(name: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    is_price = name == "price" and value.keys() == set(Price.__struct_fields__)
+    return price_texts(msgspec.convert(value, Price)) if is_price else _with_prices(value)
 
 
 def _any(conditions: list[Q]) -> Q:

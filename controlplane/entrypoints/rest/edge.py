@@ -99,7 +99,7 @@ class EdgeGuard:
             await answer(send, (500, "internal_error", "Something failed; it is logged."))
 
 
-TOO_LARGE: Refusal = (413, "body_too_large", f"A body has at most {MAX_BODY_BYTES} bytes.")
+TOO_LARGE: Refusal = (413, "body_too_large", f"A body has at most {MAX_BODY_BYTES >> 20} MiB.")
 
 
 async def answer(send: Send, refusal: Refusal) -> None:

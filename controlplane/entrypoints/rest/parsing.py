@@ -15,7 +15,7 @@ def read_capped(stream: IO[bytes]) -> bytes:
     """The whole body; raises Problem 413 past the limit, whatever Content-Length claims."""
     body = stream.read(MAX_BODY_BYTES + 1)
     if len(body) > MAX_BODY_BYTES:
-        raise Problem(413, "body_too_large", f"A body has at most {MAX_BODY_BYTES} bytes.")
+        raise Problem(413, "body_too_large", f"A body has at most {MAX_BODY_BYTES >> 20} MiB.")
     return body
 
 

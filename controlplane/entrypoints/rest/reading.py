@@ -8,7 +8,7 @@ or as it was (``as_of``).
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version as installed_version
@@ -47,6 +47,7 @@ from controlplane.projections.decisions import Decision, DecisionAbout
 from controlplane.projections.demand import Forecast, Preload, Scaling
 from controlplane.projections.fleet import Node, Replica
 from controlplane.projections.routes import Route
+from controlplane.projections.standing import Unplaced
 from controlplane.projections.tenants import ApiKey, Tenant
 
 Json = dict[str, Any]
@@ -318,13 +319,14 @@ def nodes(source: Source, query: Json) -> Page:
     replicas: defaultdict[str, list[Replica]] = defaultdict(list)
     for one in source.select(Replica):
         replicas[one.node_id].append(one)
-    return count, [_node_json(source, row, replicas[row.node_id]) for row in rows]
+    gaps = _gaps(source, rows)
+    return count, [_node_json(source, row, replicas[row.node_id], gaps) for row in rows]
 
 
 def node(source: Source, node_id: str) -> Found:
     row = required(source.get(Node, node_id), "node", node_id)
     replicas = source.select(Replica, Selection({"node_id": node_id}))
-    return Found(_node_json(source, row, replicas), row.version)
+    return Found(_node_json(source, row, replicas, _gaps(source, [row])), row.version)
 
 
 def placements(source: Source, query: Json) -> Page:
@@ -336,10 +338,23 @@ def placements(source: Source, query: Json) -> Page:
     return count, [_replica_json(source, row) for row in rows]
 
 
-def _node_json(source: Source, row: Node, replicas: list[Replica]) -> Json:
+def _gaps(source: Source, nodes: Sequence[Node]) -> set[str]:
+    """The versions of which the last plan found no room for a replica; asked for only if a drain
+    may wait for it."""
+    if not any(one.draining for one in nodes):
+        return set()
+    return {one.version_id for one in source.select(Unplaced)}
+
+
+def _node_json(source: Source, row: Node, replicas: list[Replica], gaps: set[str]) -> Json:
     body = _json(row)
     del body["version"]
-    return {**body, "replicas": [_replica_json(source, one) for one in replicas]}
+    staying = {one.version_id for one in replicas if one.desired} if row.draining else set()
+    return {
+        **body,
+        "drain_waits_for": sorted(staying & gaps),
+        "replicas": [_replica_json(source, one) for one in replicas],
+    }
 
 
 def _replica_json(source: Source, row: Replica) -> Json:

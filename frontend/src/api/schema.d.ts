@@ -1524,7 +1524,7 @@ export interface components {
             reason: string;
             /** @description The request id, as in the logs. */
             correlation_id: string;
-            /** @description By thing, the fields that changed. */
+            /** @description By thing, the fields that changed; prices per million tokens. */
             before: {
                 [key: string]: unknown;
             };
@@ -2136,7 +2136,10 @@ export interface components {
             status: components["schemas"]["NodeStatusEnum"];
             zone: string;
             draining: boolean;
+            /** @description As it was given with the order to drain. */
             drain_reason: string;
+            /** @description Versions whose replicas stay here, as no other node has room for them. */
+            drain_waits_for: string[];
             boot_id: string;
             acked_generation: number;
             /** @description Of the last plan for this node. */

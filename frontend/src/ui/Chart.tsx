@@ -21,6 +21,17 @@ function cssColor(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#888";
 }
 
+/** Seconds that the time axis shows at least: uPlot would take years for a single sample. */
+const MIN_SPAN = 10;
+
+export function timeRange(
+  first: number | null,
+  last: number | null,
+): [number | null, number | null] {
+  if (first === null || last === null) return [null, null];
+  return [Math.min(first, last - MIN_SPAN), last];
+}
+
 function axes(format: (value: number) => string): uPlot.Axis[] {
   const shared = {
     stroke: cssColor("--ink-soft"),
@@ -41,7 +52,10 @@ function options({ series, format, max }: ChartProps, width: number): uPlot.Opti
     legend: { show: false },
     cursor: { y: false },
     padding: [8, 8, 0, 0],
-    scales: { y: { range: (_plot, _low, high) => [0, max ?? Math.max(high * 1.1, 1)] } },
+    scales: {
+      x: { range: (_plot, first, last) => timeRange(first, last) },
+      y: { range: (_plot, _low, high) => [0, max ?? Math.max(high * 1.1, 1)] },
+    },
     axes: axes(format),
     series: [
       {},

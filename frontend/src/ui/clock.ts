@@ -12,7 +12,10 @@ function tick(): void {
 
 function subscribe(listener: () => void): () => void {
   listeners.add(listener);
-  timer ??= setInterval(tick, 1_000);
+  if (timer === undefined) {
+    now = Date.now(); // it stood still while nobody looked
+    timer = setInterval(tick, 1_000);
+  }
   return () => {
     listeners.delete(listener);
     if (listeners.size > 0) return;

@@ -86,6 +86,7 @@ function node(node_id, zone, replicas, part = {}) {
     zone,
     draining: false,
     drain_reason: "",
+    drain_waits_for: [],
     boot_id: `b-${node_id}-5f1c09d2e47a4b0c`,
     acked_generation: 3,
     desired_generation: 3,

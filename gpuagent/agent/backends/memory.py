@@ -36,6 +36,7 @@ from msgspec.structs import replace
 from gpuagent.agent import arena
 from gpuagent.agent.backends.base import LoadError
 from gpuagent.agent.reconcile import share_bytes
+from gpuagent.agent.sizes import at_least, size_text
 from gpuagent.engine.precision import Precision
 from gpuagent.models.config import ModelConfig, estimate_memory
 from gpuagent.models.encoder_config import EncoderConfig
@@ -116,15 +117,16 @@ def check_encoder(spec: ReplicaSpec, config: EncoderConfig, dtype: str) -> None:
     longest = max(spec.max_batch_tokens, min(spec.max_model_len, config.max_length))
     workspace = config.workspace_bytes(dtype, longest)
     if weights + workspace > spec.memory_bytes:
-        text = f"{weights} bytes for weights and {workspace} for activations are more than the "
-        raise LoadError("insufficient_memory", f"{text}budget of {spec.memory_bytes}")
+        text = f"{size_text(weights)} for weights and {size_text(workspace)} for activations"
+        raise _too_small(spec, text, weights + workspace)
 
 
 def _on_one(spec: ReplicaSpec, needs: _Needs) -> Division:
     fixed, swap = needs.model + needs.draft, spec.swap_bytes
     left = spec.memory_bytes - fixed - (swap or 0)
     if left < needs.sequences:
-        raise _insufficient(spec, fixed, swap or 0, needs.sequences)
+        least = fixed + (swap or 0) + needs.sequences
+        raise _insufficient(spec, (fixed, swap or 0, needs.sequences), least)
     if swap is None:
         swap = min(left // DEFAULT_SWAP_SHARE, MAX_DEFAULT_SWAP_BYTES, left - needs.sequences)
         left -= swap
@@ -139,7 +141,8 @@ def _on_two(spec: ReplicaSpec, needs: _Needs, role: str) -> Division:
     swap = max(default if spec.swap_bytes is None else spec.swap_bytes, needs.sequence)
     left -= swap
     if left < needs.sequence + needs.sequences:
-        raise _insufficient(spec, fixed, swap, needs.sequence + needs.sequences)
+        parts = fixed, swap, needs.sequence + needs.sequences
+        raise _insufficient(spec, parts, _least_of_two(spec, needs))
     share = min((left - needs.sequences) // PREFILL_SHARE, MAX_PREFILL_SEQUENCES * needs.sequence)
     prefill = max(share, needs.sequence)
     if role == "prefill":
@@ -147,10 +150,26 @@ def _on_two(spec: ReplicaSpec, needs: _Needs, role: str) -> Division:
     return Division(min(left - prefill, spec.max_batch * needs.sequences), swap)
 
 
-def _insufficient(spec: ReplicaSpec, fixed: int, swap: int, cache: int) -> LoadError:
-    text = f"{fixed} bytes for weights and activations, {swap} of swap space and {cache} for one "
-    text += f"sequence's cache are more than the budget of {spec.memory_bytes}"
-    return LoadError("insufficient_memory", text)
+def _least_of_two(spec: ReplicaSpec, needs: _Needs) -> int:
+    """The least memory that ``_on_two`` can divide. An eighth of what is left is swap space, so a
+    seventh of what is needed beside it."""
+    cache = needs.sequence + needs.sequences
+    default = min(-(-cache // (DEFAULT_SWAP_SHARE - 1)), MAX_DEFAULT_SWAP_BYTES)
+    swap = max(default if spec.swap_bytes is None else spec.swap_bytes, needs.sequence)
+    rest = 2 * needs.model + needs.draft + swap + cache
+    return -(-rest * arena.SHARE // (arena.SHARE - 1))
+
+
+def _insufficient(spec: ReplicaSpec, parts: tuple[int, int, int], least: int) -> LoadError:
+    fixed, swap, cache = (size_text(one) for one in parts)
+    text = f"{fixed} for weights and activations, {swap} of swap space and {cache} for one "
+    return _too_small(spec, text + "sequence's cache", least)
+
+
+def _too_small(spec: ReplicaSpec, parts: str, least: int) -> LoadError:
+    """``least`` bytes would do."""
+    budget = f"{parts} are more than the budget of {size_text(spec.memory_bytes)}"
+    return LoadError("insufficient_memory", f"{budget}; give it at least {at_least(least)}")
 
 
 def _fixed(spec: ReplicaSpec, config: ModelConfig, formats: Precision) -> int:

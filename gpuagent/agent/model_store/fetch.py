@@ -29,6 +29,7 @@ GIGABYTE = 1 << 30
 DOWNLOAD_SECONDS = 1800
 MAX_SENTENCE = 300  # characters of a reason; the whole is in the agent's log
 _UNREACHED = "after connection broken by"  # pip, of each try at an index
+_UNREACHED_BY = {"ConnectionError", "TransportError", "Timeout"}  # of builtins, httpx, requests
 MODEL_SUFFIXES = {".safetensors", ".json", ".txt", ".model", ".jinja"}
 MODEL_PATTERNS = [
     "*.safetensors",
@@ -153,8 +154,16 @@ def fetch_hub(
     except Exception as error:  # it lets through those of its HTTP client, which has changed
         log.warning("download_failed", wanted=source.repository, said=str(error))
         sentence = " ".join(str(error).split())[:MAX_SENTENCE]
+        if not _has_answered(error):
+            sentence = f"{hub.endpoint} could not be reached: {sentence}"
         raise ModelStoreError("download_failed", sentence) from error
     shutil.rmtree(target / ".cache", ignore_errors=True)
+
+
+def _has_answered(error: BaseException) -> bool:
+    """False if the host itself failed, in the words of whichever HTTP client it was."""
+    kinds = {kind.__name__ for one in (error, error.__cause__) for kind in type(one).__mro__}
+    return not kinds & _UNREACHED_BY
 
 
 def check_files(files: list[tuple[str, int]], limits: Limits, where: str) -> None:
@@ -178,7 +187,8 @@ def resolve_file(path: Path, roots: tuple[Path, ...]) -> Path:
     inside = [folder, *(p.resolve() for p in folder.rglob("*"))] if folder.is_dir() else [folder]
     for item in inside:
         if not any(item.is_relative_to(root) for root in allowed):
-            raise ModelStoreError("source_not_allowed", f"{path} is outside the allowed roots")
+            text = f"{path} is outside the folders that this node's ENGINE_AGENT_FILE_ROOTS names"
+            raise ModelStoreError("source_not_allowed", text)
     if not folder.is_dir() or not os.access(folder, os.R_OK):
         raise ModelStoreError("download_failed", f"{path} is not a readable folder")
     if not any(folder.glob("*.safetensors")):

@@ -64,7 +64,9 @@ class AuditEntrySerializer(serializers.Serializer[Any]):
     detail = serializers.CharField()
     reason = serializers.CharField(help_text="What its author gave as the reason.")
     correlation_id = serializers.CharField(help_text="The request id, as in the logs.")
-    before = serializers.DictField(help_text="By thing, the fields that changed.")
+    before = serializers.DictField(
+        help_text="By thing, the fields that changed; prices per million tokens."
+    )
     after = serializers.DictField()
     asked = serializers.DictField(help_text="What a refused order asked for.")
     undoes = serializers.IntegerField(

@@ -94,7 +94,11 @@ class NodeSerializer(serializers.Serializer[Any]):
     status = serializers.ChoiceField(NODE_STATUSES)
     zone = serializers.CharField()
     draining = serializers.BooleanField()
-    drain_reason = serializers.CharField()
+    drain_reason = serializers.CharField(help_text="As it was given with the order to drain.")
+    drain_waits_for = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="Versions whose replicas stay here, as no other node has room for them.",
+    )
     boot_id = serializers.CharField()
     acked_generation = serializers.IntegerField()
     desired_generation = serializers.IntegerField(help_text="Of the last plan for this node.")

@@ -1,4 +1,5 @@
 import { Stack, Text } from "@mantine/core";
+import { useCurrency } from "@/api/fleet";
 import type { AuditEntry } from "@/api/types";
 import { Facts } from "@/ui/Facts";
 import { absolute } from "@/ui/format";
@@ -8,6 +9,7 @@ import { RouterAnchor } from "@/ui/RouterAnchor";
 import { Status } from "@/ui/Status";
 
 export function AuditDetail({ entry }: { entry: AuditEntry }) {
+  const currency = useCurrency();
   const event = (
     <RouterAnchor key="event" to="/events" search={{ open: entry.position }} className="mono">
       {entry.position}
@@ -33,6 +35,7 @@ export function AuditDetail({ entry }: { entry: AuditEntry }) {
           ["Event", event],
         ]}
       />
+      {tellsPrice(entry) && <Text size="sm">Prices are in {currency} per million tokens.</Text>}
       {entry.outcome === "refused" ? (
         <>
           <Text size="sm">
@@ -54,4 +57,12 @@ export function AuditDetail({ entry }: { entry: AuditEntry }) {
       )}
     </Stack>
   );
+}
+
+function tellsPrice({ after, asked }: AuditEntry): boolean {
+  return [asked, ...Object.values(after)].some((each) => hasPrice(each));
+}
+
+function hasPrice(fields: unknown): boolean {
+  return typeof fields === "object" && fields !== null && "price" in fields;
 }

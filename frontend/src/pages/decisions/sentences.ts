@@ -16,32 +16,44 @@ export function device(node_id: string, index: number): string {
 }
 
 export function summary({ started, stopped, unplaced, retiered }: Decision): string {
-  const counts: [number, string[], string][] = [
-    [started.length, started.map(versionOf), "started"],
-    [stopped.length, stopped.map(versionOf), "stopped"],
-    [retiered.length, retiered.map(versionOf), "in another tier"],
-    [missing(unplaced), unplaced.map(({ version_id }) => version_id), "without a place"],
+  const counts: [Counts, string][] = [
+    [byVersion(started.map(versionOf)), "started"],
+    [byVersion(stopped.map(versionOf)), "stopped"],
+    [byVersion(retiered.map(versionOf)), "in another tier"],
+    [new Map(unplaced.map(({ version_id, num_missing }) => [version_id, num_missing])), WITHOUT],
   ];
   const parts = counts
-    .filter(([num]) => num > 0)
-    .map(([num, versions, what]) => `${plural(num, "replica")}${ofThese(versions)} ${what}`);
+    .filter(([counted]) => counted.size > 0)
+    .map(([counted, what]) => `${replicas(counted)} ${what}`);
   return parts.join(", ") || "nothing changed";
 }
 
+/** Replicas by version. */
+type Counts = Map<string, number>;
+
+const WITHOUT = "without a place";
 const NAMED = 2;
 
-/** The versions by name while they fit in the line; the details name every one. */
-function ofThese(versions: string[]): string {
-  const names = [...new Set(versions)];
-  return names.length <= NAMED ? ` of ${names.join(" and ")}` : "";
+function byVersion(versions: string[]): Counts {
+  const counted: Counts = new Map();
+  for (const each of versions) counted.set(each, (counted.get(each) ?? 0) + 1);
+  return counted;
+}
+
+/** How many of which version while the names fit in the line; the details name every one. */
+function replicas(counted: Counts): string {
+  if (counted.size <= NAMED) {
+    const each = [...counted].map(([version, num]) => `${plural(num, "replica")} of ${version}`);
+    return each.join(" and ");
+  }
+  return plural(
+    [...counted.values()].reduce((sum, num) => sum + num, 0),
+    "replica",
+  );
 }
 
 function versionOf({ assignment }: Started | Stopped | Retiered): string {
   return assignment.version_id;
-}
-
-function missing(unplaced: Unplaced[]): number {
-  return unplaced.reduce((sum, each) => sum + each.num_missing, 0);
 }
 
 export function startedSentence({ assignment, reason }: Started): string {
@@ -67,7 +79,7 @@ export function unplacedSentence({ version_id, num_missing, code, reason }: Unpl
 }
 
 export function rejectionSentence({ node_id, device_index, code, detail }: Rejection): string {
-  const why = detail || words(code).toLowerCase();
+  const why = (detail || words(code).toLowerCase()).replace(`node ${node_id} is`, "its node is");
   return `${device(node_id, device_index)} was ruled out: ${ended(why)}`;
 }
 

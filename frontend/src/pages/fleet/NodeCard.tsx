@@ -5,6 +5,7 @@ import { plural } from "@/ui/format";
 import { Status } from "@/ui/Status";
 import { Stuck } from "@/ui/Stuck";
 import { DeviceTile } from "./DeviceTile";
+import { Draining } from "./Draining";
 import classes from "./Fleet.module.css";
 
 interface NodeCardProps {
@@ -27,6 +28,11 @@ export function NodeCard(props: NodeCardProps) {
       {node.stuck_since !== null && (
         <div className={classes.nodeStuck}>
           <Stuck of={node} label="has not accepted its plan" />
+        </div>
+      )}
+      {node.draining && (
+        <div className={classes.nodeStuck}>
+          <Draining node={node} />
         </div>
       )}
       <div className={classes.devices}>

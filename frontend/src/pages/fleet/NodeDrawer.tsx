@@ -13,6 +13,7 @@ import { Status } from "@/ui/Status";
 import { Stuck } from "@/ui/Stuck";
 import { LiveTier, PlacedTier } from "@/ui/Tier";
 import { Time } from "@/ui/Time";
+import { Draining } from "./Draining";
 
 export function NodeDrawer({ node, onClose }: { node: Node | undefined; onClose: () => void }) {
   return (
@@ -59,6 +60,9 @@ function NodeFacts({ node }: { node: Node }) {
     <Facts
       items={[
         ["Status", <Status key="status" value={node.draining ? "draining" : node.status} />],
+        ...(node.draining
+          ? [["Drain", <Draining key="drain" node={node} />] as [string, React.ReactNode]]
+          : []),
         ["Zone", node.zone || "–"],
         ["Engines", node.host.engines.join(", ")],
         ["Last report", <Time key="report" at={report?.at} />],

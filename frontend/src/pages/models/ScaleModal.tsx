@@ -3,6 +3,7 @@ import { useState } from "react";
 import { scaleVersion } from "@/api/models";
 import type { Version } from "@/api/types";
 import { FormModal } from "@/ui/FormModal";
+import { scaling } from "./replicas";
 
 interface ScaleModalProps {
   order: { name: string; version: string; etag: string };
@@ -25,7 +26,7 @@ export function ScaleModal({ order, version, opened, onClose }: ScaleModalProps)
       onClose={() => onClose(false)}
       submitLabel="Scale"
       submit={() => scaleVersion(order, low, high)}
-      done={`${version.version_id} scales between ${low} and ${high}`}
+      done={`${version.version_id} ${scaling(low, high)}`}
       touches={["models", "placements"]}
     >
       <Group grow>

@@ -11,7 +11,7 @@ import { Status } from "@/ui/Status";
 import { Reason } from "@/ui/Stuck";
 import type { DetailProps } from "./detail";
 import { PriceModal } from "./PriceModal";
-import { statusOf } from "./replicas";
+import { scaling, statusOf } from "./replicas";
 import { ScaleModal } from "./ScaleModal";
 
 interface VersionDrawerProps extends DetailProps {
@@ -41,7 +41,7 @@ function standing(version: Version): [string, React.ReactNode][] {
     ["Status", <Status key="status" value={statusOf(version)} />],
     ["Reason", <Reason key="reason" of={version} />],
     ["Replicas ready", `${version.ready_replicas} of ${version.desired_replicas}`],
-    ["Scales between", `${version.min_replicas} and ${version.max_replicas}`],
+    ["Scaling", scaling(version.min_replicas, version.max_replicas)],
   ];
 }
 

@@ -1,4 +1,5 @@
 import type { Model, Version } from "@/api/types";
+import { plural } from "@/ui/format";
 
 const RANK = ["stuck", "failed", "unplaced", "loading", "ready", "idle", "retired"];
 
@@ -11,10 +12,13 @@ export function statusOf({ status, stuck_replicas }: Version): string {
   return status === "loading" && stuck_replicas > 0 ? "stuck" : status;
 }
 
-/** The live version most in need of attention, whose state is the model's; none without one. */
+/** The live version most in need of attention, whose state is the model's; none without one. Of
+ * those in the same state, one that has something to say of itself. */
 export function worstVersion(model: Model): Version | undefined {
   const rank = (version: Version) => RANK.indexOf(statusOf(version));
-  return liveVersions(model).toSorted((one, other) => rank(one) - rank(other))[0];
+  return liveVersions(model).toSorted(
+    (one, other) => rank(one) - rank(other) || Number(!one.reason) - Number(!other.reason),
+  )[0];
 }
 
 export function modelStatus(model: Model): string {
@@ -27,4 +31,10 @@ export function replicaCounts(versions: Version[]): { ready: number; desired: nu
   const add = (field: "ready_replicas" | "desired_replicas") =>
     versions.reduce((sum, version) => sum + version[field], 0);
   return { ready: add("ready_replicas"), desired: add("desired_replicas") };
+}
+
+export function scaling(low: number, high: number): string {
+  return low === high
+    ? `keeps ${plural(low, "replica")}`
+    : `has from ${low} to ${plural(high, "replica")}`;
 }
