@@ -129,14 +129,29 @@ async function inDark(page) {
   await page.emulateMedia({ colorScheme: "light" });
 }
 
+/** No choice is out of reach, and no price ends beyond the edge: cut off, it reads as another. */
+async function expectWhole(page, path) {
+  const groups = page.getByRole("radiogroup").filter({ visible: true });
+  const cut = await groups.evaluateAll((found) =>
+    found.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.ariaLabel),
+  );
+  expect(cut.length === 0, `${path} clips ${cut.join(" ")} on a phone`);
+  const price = page.getByRole("columnheader", { name: /^Price/ });
+  if (!(await price.isVisible())) return;
+  const { x, width } = await price.boundingBox();
+  const edge = page.viewportSize().width;
+  expect(x + width <= edge, `${path} cuts its prices at ${edge} of ${x + width} px`);
+}
+
 async function onPhone(page) {
   await page.setViewportSize(PHONE);
-  for (const path of ["fleet", "models", "requests", "playground"]) {
+  for (const path of ["fleet", "models", "requests", "usage", "playground"]) {
     await page.goto(`${TOUR_URL}/${path}`);
     await page.getByRole("heading", { level: 1 }).waitFor();
     await page.waitForTimeout(800);
     const wide = await page.evaluate(() => document.documentElement.scrollWidth);
     expect(wide <= PHONE.width, `${path} is ${wide} px wide on a phone`);
+    await expectWhole(page, path);
     await shot(page, `phone-${path}`);
   }
 }
