@@ -262,12 +262,12 @@ class Call:
         if part in self.waiting:
             self.waiting.remove(part)
 
-    def give_up(self, part: Part) -> None:
-        """No other replica takes ``part``: the call ends."""
+    def give_up(self, part: Part, reason: Refused | None = None) -> None:
+        """No other replica takes ``part``: the call ends, with ``reason`` if there is one."""
         self.sent(part)
         part.finish_reason = "error"
         self.num_open -= 1
-        self.error = self.error or nowhere_else(part)
+        self.error = self.error or reason or nowhere_else(part)
         self._wake()
 
     # --- the bus's side -------------------------------------------------------------------------

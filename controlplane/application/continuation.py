@@ -40,7 +40,15 @@ It has bounds. A choice is moved ``MAX_CONTINUATIONS`` times; attempts that were
 began do not count. One that dies with its engine before its first token, and then does so again, is
 not tried a third time: it may be what kills them. Without a replica it waits as long as its class
 waits for a model to load, from the loss on. So does what had no token yet, unless all that it found
-were full queues: its client is told so at once.
+were full queues: its client is told so at once. What waits is refused as a new request that is held
+would be (``hold``), once the planner finds no place for its version. A node that restarts keeps its
+replicas' places until it is lost::
+
+     0.0 s    n1, the only node, falls silent; a has 30 tokens of it
+     6.1 s    NodeSuspected(n1): there is no other replica, a stays
+    15.0 s    NodeLost(n1): a waits; there is no place for its version now
+    15.5 s    b, a new request, is held
+    18.0 s    a is refused with the planner's reason, 30 tokens billed; b half a second later
 """
 
 import asyncio
@@ -49,7 +57,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from controlplane.application.hold import HOLD_S
+from controlplane.application.hold import HOLD_S, Unplaced, is_hopeless, unplaced
 from controlplane.application.inference import Placer
 from controlplane.application.refused import Refused
 
@@ -98,6 +106,7 @@ class Course:
     cause: str = ""  # of a loss that no attempt has followed yet
     lost_at: float | None = None  # since when nothing new has come
     failed: dict[str, float] = field(default_factory=dict)  # replica -> when
+    unplaced: Unplaced = field(default_factory=Unplaced)
 
     def lose(self, cause: str, num_new: int, attempt: int, has_tokens: bool, now: float) -> bool:
         """An attempt that brought ``num_new`` tokens is over; whether another may follow."""
@@ -124,7 +133,7 @@ class Course:
 class Continuations:
     """Choices that no replica takes for the moment; of one gateway, in its event loop.
 
-    ``send`` sends one again and raises Refused; ``give_up`` ends it.
+    ``send`` sends one again and raises Refused; ``give_up`` ends it, with a reason if there is one.
     """
 
     def __init__(
@@ -132,7 +141,7 @@ class Continuations:
         placer: Placer,
         monotonic: Callable[[], float],
         send: "Callable[[Call, Part], Awaitable[None]]",
-        give_up: "Callable[[Call, Part], None]",
+        give_up: "Callable[[Call, Part, Refused | None], None]",
         deadlines: Mapping[str, float] = HOLD_S,
     ) -> None:
         self._placer, self._monotonic = placer, monotonic
@@ -144,14 +153,22 @@ class Continuations:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def take(self, call: "Call", part: "Part", refusal: Refused) -> bool:
-        """Whether ``part``, which was refused so, waits for a replica."""
-        if not self._may_wait(call, part, refusal):
-            return False
-        self._waiting.append((call, part))
+    def take(self, call: "Call", part: "Part", refusal: Refused) -> None:
+        """``part``, which was refused so, waits for a replica, or its call ends."""
+        if not self._waits(call, part, refusal):
+            return
         call.wait_for(part)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._drain())
+
+    def _waits(self, call: "Call", part: "Part", refusal: Refused) -> bool:
+        """Put ``part`` among those that wait, if it may; else end its call."""
+        may_wait = self._may_wait(call, part, refusal)
+        reason = self._hopeless(call, part) if may_wait else None
+        if not may_wait or reason is not None:
+            self._give_up(call, part, reason)
+            return False
+        self._waiting.append((call, part))
         return True
 
     def _may_wait(self, call: "Call", part: "Part", refusal: Refused) -> bool:
@@ -160,11 +177,22 @@ class Continuations:
             return False
         if call.first_at is None and part.set_back and part.set_back.code in QUEUE_FULL:
             return False
-        gap = self._placer.gap(job.version_id)
-        if self._placer.gone(job.version_id) is not None or (gap is not None and gap.lasts):
-            return False
-        allowed = self._deadlines.get(job.latency_class, HOLD_S["standard"])
-        return self._monotonic() < lost_at + allowed
+        return self._placer.gone(job.version_id) is None and self._left_s(call, lost_at) > 0
+
+    def _left_s(self, call: "Call", lost_at: float) -> float:
+        """For how long what was lost then may wait yet."""
+        allowed = self._deadlines.get(call.job.latency_class, HOLD_S["standard"])
+        return lost_at + allowed - self._monotonic()
+
+    def _hopeless(self, call: "Call", part: "Part") -> Refused | None:
+        """What a new request for the version is told, where that is not waited for, either."""
+        version_id, now = call.job.version_id, self._monotonic()
+        gap, expected = self._placer.gap(version_id), self._placer.wait_s(version_id) or 0.0
+        unplaced_s = part.course.unplaced.seconds(gap, now)
+        left = self._left_s(call, now if part.course.lost_at is None else part.course.lost_at)
+        if gap is None or not is_hopeless(gap, unplaced_s, left, expected):
+            return None
+        return unplaced(gap, expected)
 
     async def _drain(self) -> None:
         while self._waiting:
@@ -180,10 +208,7 @@ class Continuations:
         try:
             await self._send(call, part)
         except Refused as refusal:
-            if self._may_wait(call, part, refusal):
-                self._waiting.append((call, part))
-            else:
-                self._give_up(call, part)
+            self._waits(call, part, refusal)
         except Exception:
             _log.exception("request %s could not be continued", call.job.request_id)
-            self._give_up(call, part)
+            self._give_up(call, part, None)

@@ -64,21 +64,28 @@ class NotLoadedYet(Refused):
         super().__init__("model_not_ready", text, "model", retry_after=2)
 
 
+@dataclass(slots=True)
+class Unplaced:
+    """Since when somebody who waits has seen that there is a gap; monotonic seconds."""
+
+    since: float | None = None
+
+    def seconds(self, gap: Gap | None, now: float) -> float:
+        """For how long there has been a gap; 0 without one."""
+        if gap is None:
+            self.since = None
+            return 0.0
+        if self.since is None:
+            self.since = now
+        return now - self.since
+
+
 @dataclass
 class Queue:
     """The held calls of one version, the first the next."""
 
     calls: "deque[Call]" = field(default_factory=deque)
-    unplaced_since: float | None = None
-
-    def unplaced_s(self, gap: Gap | None, now: float) -> float:
-        """For how long there has been a gap; 0 without one."""
-        if gap is None:
-            self.unplaced_since = None
-            return 0.0
-        if self.unplaced_since is None:
-            self.unplaced_since = now
-        return now - self.unplaced_since
+    unplaced: Unplaced = field(default_factory=Unplaced)
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ class Holds:
         if gap is None and version_id not in self._queues:
             gap = self._placer.tried(version_id)
         if gap is not None and (gap.lasts or gap.keeps_failing or expected > allowed):
-            raise _unplaced(gap, expected)
+            raise unplaced(gap, expected)
         if expected > allowed:
             raise _too_long(job.requested_model, expected, job.latency_class, allowed)
 
@@ -168,13 +175,13 @@ class Holds:
     def _let_go(self, version_id: str, queue: Queue) -> None:
         now, gone = self._monotonic(), self._placer.gone(version_id)
         gap, expected = self._placer.gap(version_id), self._placer.wait_s(version_id) or 0.0
-        unplaced_s = queue.unplaced_s(gap, now)
+        unplaced_s = queue.unplaced.seconds(gap, now)
         for call in queue.calls:
             left = call.held.until - now if call.held else 0.0
             if gone is not None:
                 call.fail(gone)
-            elif gap is not None and _is_hopeless(gap, unplaced_s, left, expected):
-                call.fail(_unplaced(gap, expected))
+            elif gap is not None and is_hopeless(gap, unplaced_s, left, expected):
+                call.fail(unplaced(gap, expected))
             elif call.held is not None and left <= 0:
                 call.fail(_expired(call, expected))
         queue.calls = deque(call for call in queue.calls if call.error is None)
@@ -201,14 +208,14 @@ def _too_long(model: str, expected: float, latency_class: str, allowed: float) -
     return Refused("model_cold", text, "model", retry_after=expected)
 
 
-def _is_hopeless(gap: Gap, unplaced_s: float, left: float, expected: float) -> bool:
+def is_hopeless(gap: Gap, unplaced_s: float, left: float, expected: float) -> bool:
     """Seconds: since when it fits nowhere, until the call's deadline, until it can be loaded."""
     if gap.lasts or unplaced_s < UNPLACED_S:
         return gap.lasts
     return gap.retry_s is None or gap.keeps_failing or expected > left
 
 
-def _unplaced(gap: Gap, expected: float) -> Refused:
+def unplaced(gap: Gap, expected: float) -> Refused:
     """Without a time to come back where none would help; else, of what failed, that of its next
     try and the load."""
     again = 10.0 if gap.retry_s is None else expected

@@ -219,8 +219,7 @@ class Serving:
         try:
             await self._send_on(call, part)
         except Refused as refusal:
-            if not self.continuations.take(call, part, refusal):
-                call.give_up(part)
+            self.continuations.take(call, part, refusal)
 
     async def _send_lost(self, call: Call, part: Part) -> None:
         """Like ``_send_held``, a part that waited."""

@@ -30,6 +30,19 @@ test("under a status that is not ready is why, all of it on hover", async () => 
   ).toBe("ready");
 });
 
+test("a model that is not there is offered nothing to do with", async () => {
+  await open("/models/nope");
+  await screen.findByText("Not found");
+  expect(screen.queryByRole("link", { name: "Try it" })).toBeNull();
+  expect(screen.queryByRole("button", { name: "Add version" })).toBeNull();
+});
+
+test("a model that is there can be tried, and given a version", async () => {
+  await open("/models/smollm2");
+  await screen.findByRole("button", { name: "Add version" });
+  screen.getByRole("link", { name: "Try it" });
+});
+
 test("a registered model leads straight to adding its first version", async () => {
   const { backend } = await open("/models");
   press("Register model");

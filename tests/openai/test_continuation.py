@@ -14,6 +14,7 @@ from controlplane.application.continuation import (
     Course,
     cause_of,
 )
+from controlplane.application.hold import UNPLACED_S
 from controlplane.application.inference import Gap, SamplingOptions
 from controlplane.entrypoints.openai.answers import heartbeat
 from tests.openai.test_serving import (  # noqa: F401
@@ -166,6 +167,46 @@ async def test_what_can_never_be_is_not_waited_for(world: World, never: str) -> 
     world.nodes.unplaced = Gap("it fits nowhere", lasts=True) if never == "gap" else None
     call, text = await waits(world)
     assert await asyncio.wait_for(text, 1) == "a" and call.error is not None
+    await call.finish()
+
+
+NOWHERE = Gap("No node is ready.")
+
+
+async def test_what_fits_nowhere_is_told_so_as_a_new_request_is(world: World) -> None:  # noqa: F811
+    """With the planner's reason, after the same time; what came is billed."""
+    call, text = await waits(world)
+    await asyncio.sleep(0)
+    world.nodes.replicas.clear()
+    world.nodes.loads_in, world.nodes.unplaced = 12.0, NOWHERE
+    new = await world.serving.start(a_job(request_id="req-2"))
+    await asyncio.sleep(0.25)
+    assert call.error is None and new.error is None
+    world.clock.time += UNPLACED_S
+    assert await asyncio.wait_for(text, 1) == "a"
+    await asyncio.sleep(0.25)
+    assert call.error is not None and new.error is not None
+    told = [(one.error.code, one.error.message, one.error.retry_after) for one in (call, new)]
+    assert told[0] == told[1] == ("model_not_ready", NOWHERE.reason, 10.0)
+    terminals = [await one.finish() for one in (call, new)]
+    assert [one.num_output_tokens for one in terminals if one] == [1, 0]
+    assert world.serving.continuations.num_waiting == 0
+
+
+async def test_a_place_that_is_found_again_is_waited_for(world: World) -> None:  # noqa: F811
+    """The time without one counts anew: its node is back, and loads."""
+    call, text = await waits(world)
+    replicas = world.nodes.replicas.copy()
+    world.nodes.replicas.clear()
+    for gap in (NOWHERE, None, NOWHERE, None):
+        world.nodes.loads_in, world.nodes.unplaced = 12.0, gap
+        await asyncio.sleep(0.25)
+        world.clock.time += UNPLACED_S - 0.1
+    world.nodes.replicas.extend(replicas)
+    await asyncio.sleep(0.25)
+    assert call.error is None and orders(world)[1:] == [("n1", "req-1_2", (7,))]
+    world.say("req-1_2", TWO)
+    assert await text == "ab"
     await call.finish()
 
 

@@ -286,19 +286,25 @@ def test_what_no_replica_can_rebuild_ends_typed(broken: Stack) -> None:
 
 
 def test_a_request_not_yet_begun_moves_to_another_node(broken: Stack) -> None:
-    """While telemetry still believes in the dead node, requests sent there are sent again."""
+    """While telemetry still believes in the dead node, what is sent there is sent again.
+
+    Many short choices of one request go out in one moment, so that both nodes get some: of requests
+    that come one by one, the node whose steps a busy machine made slower may get none.
+    """
     wait_for_both_nodes(broken)
     broken.agents["n2"].stop(signal.SIGKILL)
-    with ThreadPoolExecutor(24) as pool:  # at once, so that both nodes are chosen
-        answers = list(pool.map(lambda _: streamed(broken, 20), range(24)))
-    assert {answer.status_code for answer in answers} == {200}
-    assert {answer.headers["x-engine-node"] for answer in answers} == {"n1"}
-    rows = [row for row in rows_of(broken) if row["num_output_tokens"] == 20]
-    assert max(row["attempts"] for row in rows) == 2
-    moved = next(row for row in rows if row["attempts"] == 2)
-    tries = attempts_of(broken, moved["request_id"])
-    assert [(one["node_id"], one["outcome"]) for one in tries] == [("n2", "error"), ("n1", "ok")]
-    assert [one["num_output_tokens"] for one in tries] == [0, 20] and tries[0]["error_code"]
+    body = {"model": "slow", "prompt": ["Hello"] * 32, "max_tokens": 2}
+    answer = post(broken, "/v1/completions", body, key=key_of(broken))
+    assert answer.status_code == 200, answer.text
+    request_id = answer.headers["x-engine-request-id"]
+    tries_of(broken, request_id, 64)
+    ends: dict[int, list[tuple[str, str, int]]] = {}
+    for one in attempts_of(broken, request_id):
+        end = (one["node_id"], one["outcome"], one["num_output_tokens"])
+        ends.setdefault(one["choice"], []).append(end)
+    stayed, moved = [("n1", "ok", 2)], [("n2", "error", 0), ("n1", "ok", 2)]
+    assert len(ends) == 32 and moved in ends.values()
+    assert all(one in (stayed, moved) for one in ends.values())
 
 
 def test_sigterm_lets_short_streams_end_and_fails_long_ones_typed(broken: Stack) -> None:

@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from controlplane.adapters.access.tokens import sign_ticket
 from tests.openai.conftest import FAST
-from tests.openai.ledger import record_of
+from tests.openai.ledger import record_of, requests_of
 from tests.openai.stack import ROOT, Stack, until
 from tests.openai.wire import HELLO
 
@@ -177,6 +177,18 @@ def test_errors_name_their_generation(ws: Client) -> None:
             seen[message["error"]["code"]] = message["error"]["message"]
     assert seen.keys() == {"not_found", "invalid_type", "unknown_type"}
     assert "id is a string of 1 to 64 characters." in seen["invalid_type"]
+
+
+@pytest.mark.parametrize("endpoint", ["embeddings", "images", 7])
+def test_only_what_generates_is_asked_for_here(ws: Client, stack: Stack, endpoint: Any) -> None:
+    """Vectors have no frame: whoever asks for some is told so, and billed nothing."""
+    before = len(requests_of(stack, "acme"))
+    request = {"model": "vectors", "input": ["Hello"]}
+    ws.send(type="generate", id="e", endpoint=endpoint, request=request)
+    (message,) = ws.until_end("e")["e"]
+    assert message["error"]["code"] == "invalid_parameter"
+    assert message["error"]["param"] == "endpoint"
+    assert len(requests_of(stack, "acme")) == before
 
 
 def test_too_many_at_once_are_refused(ws: Client) -> None:

@@ -34,11 +34,11 @@ SSE_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-PARSERS: dict[str, Callable[[Any], Parameters]] = {
+GENERATING: dict[str, Callable[[Any], Parameters]] = {
     "chat": chat_parameters,
     "completions": completion_parameters,
-    "embeddings": embedding_parameters,
 }
+PARSERS = GENERATING | {"embeddings": embedding_parameters}
 MANY_VECTORS = 64
 LARGE_BODY_BYTES = 64 * 1024
 Batch = list[tuple[Part, Any]]

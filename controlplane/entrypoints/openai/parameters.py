@@ -1,9 +1,9 @@
 """From the JSON of a request to checked values: each field has one checker, or is refused.
 
-A field is known (a checker below), ignored (listed: it changes nothing about the answer), refused
-by name (it would change the meaning and is not supported), or unknown, which is refused too. A
-null is an absent field, as OpenAI's own clients expect. Nothing here knows a model; what depends
-on one (context length, vocabulary) is checked where the prompt is encoded.
+A field is known (a checker below), ignored (of its type, and changes nothing about the answer),
+refused by name (it would change the meaning and is not supported), or unknown, which is refused
+too. A null is an absent field, as OpenAI's own clients expect. Nothing here knows a model; what
+depends on one (context length, vocabulary) is checked where the prompt is encoded.
 """
 
 import re
@@ -33,21 +33,6 @@ SERVICE_TIERS = {
     "flex": "batch",
     "batch": "batch",
 }
-_IGNORED = frozenset(
-    {
-        "metadata",
-        "store",
-        "reasoning_effort",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "verbosity",
-        "parallel_tool_calls",
-        "prediction",
-        "cache_salt",
-        "priority",
-    }
-)
 _UNSUPPORTED = frozenset({"tools", "functions", "function_call", "tool_choice", "audio", "echo",
                           "suffix", "best_of", "web_search_options", "modalities"})  # fmt: skip
 _HARMLESS: dict[str, tuple[Any, ...]] = {  # values of unsupported fields that ask for nothing
@@ -145,15 +130,20 @@ def checked(
         if checker is not None:
             if value is not None:
                 fields[name] = checker(name, value)
-        elif name not in _IGNORED:
-            _refuse_field(name, value)
+        else:
+            _ignore_or_refuse(name, value)
     for name in ("model", prompt):
         if name not in fields:
             raise Refused("missing_field", f"{name} is required.", name)
     return fields
 
 
-def _refuse_field(name: str, value: Any) -> None:
+def _ignore_or_refuse(name: str, value: Any) -> None:
+    has_type = _UNUSED.get(name)
+    if has_type is not None and value is not None:
+        has_type(name, value)
+    if name in _IGNORED:
+        return
     if name in _UNSUPPORTED:
         if value is None or value in _HARMLESS.get(name, ()):
             return
@@ -192,13 +182,23 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _integer(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Refused("invalid_type", f"{name} is an integer.", name)
+    return value
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Refused("invalid_type", f"{name} is an object.", name)
+    return value
+
+
 def whole(low: int, high: int) -> Callable[[str, Any], int]:
     def check(name: str, value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise Refused("invalid_type", f"{name} is an integer.", name)
-        if not low <= value <= high:
+        if not low <= _integer(name, value) <= high:
             _fail(name, f"{name} is from {low} to {high}.")
-        return value
+        return int(value)
 
     return check
 
@@ -216,11 +216,9 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[st
 
 def _max_tokens(name: str, value: Any) -> int:
     """At least one; how many the model's context leaves is known only with the prompt."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise Refused("invalid_type", f"{name} is an integer.", name)
-    if value < 1:
+    if _integer(name, value) < 1:
         raise Refused("context_length_exceeded", f"{name} is at least 1.", name)
-    return value
+    return int(value)
 
 
 def _top_k(name: str, value: Any) -> int:
@@ -255,15 +253,13 @@ def _logit_bias(name: str, value: Any) -> dict[int, float]:
 
 
 def _stream_options(name: str, value: Any) -> dict[str, bool]:
-    if not isinstance(value, dict):
-        raise Refused("invalid_type", "stream_options is an object.", name)
     known = {"include_usage", "include_obfuscation"}
-    for key, item in value.items():
+    for key, item in _object(name, value).items():
         if key not in known:
             raise Refused("unknown_field", f"There is no {name}.{key[:64]}.", f"{name}.{key[:64]}")
         if item is not None:
             _flag(f"{name}.{key}", item)
-    return value
+    return dict(value)
 
 
 def service_tier(name: str, value: Any) -> str:
@@ -396,3 +392,18 @@ _CHAT = _COMMON | {
 }
 _COMPLETION = _COMMON | {"prompt": prompts_up_to(MAX_PROMPTS), "logprobs": whole(0, MAX_LOGPROBS)}
 _SAMPLING = SamplingOptions.__struct_fields__
+_IGNORED: dict[str, Callable[[str, Any], Any]] = {
+    "metadata": _object,
+    "store": _flag,
+    "reasoning_effort": _text,
+    "safety_identifier": _text,
+    "prompt_cache_key": _text,
+    "prompt_cache_retention": _text,
+    "verbosity": _text,
+    "parallel_tool_calls": _flag,
+    "prediction": _object,
+    "cache_salt": _text,
+    "priority": _integer,
+}
+# True == 1 in Python: without its type, a value would pass for the harmless one that it equals.
+_UNUSED = _IGNORED | {"echo": _flag, "best_of": _integer}

@@ -15,7 +15,8 @@
 ``waiting`` may come again, between deltas, when the replica is gone and none yet continues it.
 ``done`` is sent once the record is durable. Errors of one generation are an ``error`` frame with
 its id; errors of the connection close it: 4401 no authentication in time, 1003 binary, 1007 not
-UTF-8, 1008 flooding, 1009 too large. A token in the query string is refused with 400 before the
+UTF-8, 1008 flooding, 1009 too large. Only ``chat`` and ``completions`` are asked for here: vectors
+have no frame, and are HTTP's. A token in the query string is refused with 400 before the
 handshake: query strings end in logs. The token is judged anew for each generation: a connection
 may outlive the key, the tenant's good standing or the limits with which it began.
 """
@@ -34,7 +35,7 @@ from controlplane.application.ports import AuditUnavailable
 from controlplane.application.refused import Refused
 from controlplane.entrypoints.openai import answers
 from controlplane.entrypoints.openai.errors import body_of, encode_error, status_of
-from controlplane.entrypoints.openai.handlers import PARSERS, Batch, Inference
+from controlplane.entrypoints.openai.handlers import GENERATING, Batch, Inference
 from controlplane.entrypoints.openai.json_object import parse_object
 from controlplane.entrypoints.openai.orders import new_request_id
 from controlplane.entrypoints.openai.principals import TenantPrincipal, bearer_token
@@ -263,7 +264,7 @@ class Connection:
             self._calls.pop(name, None)
 
     async def _open(self, message: dict[str, Any]) -> Call:
-        parse = PARSERS.get(str(message.get("endpoint")))
+        parse = GENERATING.get(str(message.get("endpoint")))
         body = message.get("request")
         if parse is None:
             raise Refused("invalid_parameter", "endpoint is chat or completions.", "endpoint")

@@ -8,6 +8,8 @@ export interface Column<T> {
   right?: boolean;
   /** Left out on a phone. */
   minor?: boolean;
+  /** The last one: in view on a phone whatever is scrolled, since a number cut off looks whole. */
+  pinned?: boolean;
 }
 
 interface DataTableProps<T> {
@@ -43,7 +45,11 @@ export function DataTable<T>(props: DataTableProps<T>) {
 }
 
 function cellClass<T>(column: Column<T>): string {
-  return [column.right && classes.right, column.minor && classes.minor].filter(Boolean).join(" ");
+  const kinds = ["right", "minor", "pinned"] as const;
+  return kinds
+    .filter((kind) => column[kind])
+    .map((kind) => classes[kind])
+    .join(" ");
 }
 
 function renderRow<T>({ columns, rowKey, onRowClick, isMarked }: DataTableProps<T>, row: T) {

@@ -129,16 +129,42 @@ async function inDark(page) {
   await page.emulateMedia({ colorScheme: "light" });
 }
 
+/** No choice lies beyond a clipped edge. */
+async function expectReachable(page, path) {
+  const groups = page.getByRole("radiogroup").filter({ visible: true });
+  const cut = await groups.evaluateAll((found) =>
+    found.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.ariaLabel),
+  );
+  expect(cut.length === 0, `${path} clips ${cut.join(" ")} on a phone`);
+}
+
+/** Cut off, a price reads as another one: it is in view however long the names beside it are. */
+async function expectWholePrices(page) {
+  await page.goto(`${TOUR_URL}/usage?by=tenant`);
+  const price = page.getByRole("table", { name: "Usage" }).getByRole("columnheader").last();
+  await price.getByText(/^Price/).waitFor();
+  await page.locator("td .mono").evaluateAll((found) => {
+    for (const each of found) each.textContent = "a-long-name-".repeat(5);
+  });
+  const { x, width } = await price.boundingBox();
+  const cell = page.getByRole("table", { name: "Usage" }).locator("tbody td:last-child").first();
+  const clipped = await cell.evaluate((each) => each.scrollWidth > each.clientWidth);
+  expect(x + width <= PHONE.width && !clipped, `prices end at ${x + width} of ${PHONE.width} px`);
+  await shot(page, "phone-usage-long");
+}
+
 async function onPhone(page) {
   await page.setViewportSize(PHONE);
-  for (const path of ["fleet", "models", "requests", "playground"]) {
+  for (const path of ["fleet", "models", "requests", "usage", "playground"]) {
     await page.goto(`${TOUR_URL}/${path}`);
     await page.getByRole("heading", { level: 1 }).waitFor();
     await page.waitForTimeout(800);
     const wide = await page.evaluate(() => document.documentElement.scrollWidth);
     expect(wide <= PHONE.width, `${path} is ${wide} px wide on a phone`);
+    await expectReachable(page, path);
     await shot(page, `phone-${path}`);
   }
+  await expectWholePrices(page);
 }
 
 await inBrowser("tour", async (page) => {

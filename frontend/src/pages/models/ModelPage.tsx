@@ -28,7 +28,7 @@ export function ModelPage() {
       title={name}
       heading={<span className="mono">{name}</span>}
       sub={value && <Status value={modelStatus(value)} />}
-      actions={<Actions name={name} writable={writable} />}
+      actions={value && <Actions name={name} writable={writable} />}
     >
       <Async query={model}>
         {model.data && (

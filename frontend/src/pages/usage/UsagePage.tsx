@@ -50,7 +50,7 @@ export function UsagePage() {
           data={PERIODS}
           value={String(days)}
           onChange={(value) => change({ days: Number(value) })}
-          style={{ alignSelf: "end" }}
+          className={classes.choice}
         />
       </search>
       <UsageTable group={by} days={days} tenant={tenant} />
@@ -118,11 +118,11 @@ function columns(group: Group, currency: string): Column<Row>[] {
       cell: (row) =>
         isTotal(row) ? <b>Total</b> : <span className="mono">{nameOf(group, row)}</span>,
     },
-    { title: "Requests", right: true, cell: (row) => integer(row.num_requests) },
+    { title: "Requests", right: true, minor: true, cell: (row) => integer(row.num_requests) },
     { title: "Failed", right: true, minor: true, cell: (row) => integer(row.num_failed) },
     { title: "Prompt", right: true, cell: (row) => integer(row.num_prompt_tokens) },
     { title: "Cached", right: true, minor: true, cell: (row) => integer(row.num_cached_tokens) },
     { title: "Output", right: true, cell: (row) => integer(row.num_output_tokens) },
-    { title: `Price, ${currency}`, right: true, cell: (row) => row.price },
+    { title: `Price, ${currency}`, right: true, pinned: true, cell: (row) => row.price },
   ];
 }
