@@ -152,8 +152,8 @@ test("a version says how many replicas it keeps, or between which numbers", asyn
       Object.assign(state.models[0].versions[0], { min_replicas: 1, max_replicas: 1 });
     },
   });
-  within(await dialog("smollm2@v1")).getByText("keeps 1 replica");
-  expect(scaling(0, 4)).toBe("has from 0 to 4 replicas");
+  within(await dialog("smollm2@v1")).getByText("1 replica");
+  expect(scaling(0, 4)).toBe("0 to 4 replicas");
 });
 
 test("scaling sends the version's new bounds with the model's ETag", async () => {

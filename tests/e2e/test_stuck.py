@@ -89,7 +89,7 @@ def test_a_replica_that_waits_for_room_is_stuck_and_moves_where_there_is_some(
         lambda: [one for one in placed(product, "wide@v1") if one["stuck_since"]], 300, product.logs
     )
     assert stuck["stuck_code"] == "not_resident"
-    assert f"needs {1536 * MIB} bytes" in stuck["stuck_reason"]
+    assert "needs 1.5 GiB" in stuck["stuck_reason"]
     assert "memory held by simulated.v1" in stuck["stuck_reason"]
     shown = version(product, "wide")
     assert (shown["status"], shown["stuck_replicas"]) == ("loading", 1)

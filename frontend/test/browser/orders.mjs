@@ -100,11 +100,12 @@ async function drain(page) {
   const node = page.getByRole("article", { name: /^Node/ }).first();
   await press(node, "Drain");
   await filled(page, /^Drain/, { Reason: "orders" }, "Drain node");
-  await node.getByText("draining").waitFor();
+  await node.getByText("draining", { exact: true }).waitFor();
+  await node.getByText("Draining: orders").waitFor();
   await shot(page, "orders-drain");
   await press(node, "Undrain");
   await filled(page, /^Undrain/, {}, "Undrain node");
-  await node.getByText("draining").waitFor({ state: "detached" });
+  await node.getByText("draining", { exact: true }).waitFor({ state: "detached" });
 }
 
 /** The suspension is taken back, which the log then shows. */
@@ -133,7 +134,7 @@ async function scaleAndRetire(page) {
   await press(page.getByRole("dialog", { name: `${MODEL}@v1` }), "Scale");
   const title = `Scale ${MODEL}@v1`;
   await filled(page, title, { "Minimum replicas": "0" }, "Scale");
-  await page.getByText("0 and 1", { exact: true }).waitFor();
+  await page.getByText("0 to 1 replica", { exact: true }).waitFor();
   await press(page.getByRole("dialog", { name: `${MODEL}@v1` }), "Set price");
   const box = page.getByRole("dialog", { name: `Price of ${MODEL}@v1` });
   await box.getByLabel(/^Prompt/).fill("0.15");

@@ -26,7 +26,7 @@ export function ScaleModal({ order, version, opened, onClose }: ScaleModalProps)
       onClose={() => onClose(false)}
       submitLabel="Scale"
       submit={() => scaleVersion(order, low, high)}
-      done={`${version.version_id} ${scaling(low, high)}`}
+      done={`${version.version_id} keeps ${scaling(low, high)}`}
       touches={["models", "placements"]}
     >
       <Group grow>

@@ -34,7 +34,6 @@ export function replicaCounts(versions: Version[]): { ready: number; desired: nu
 }
 
 export function scaling(low: number, high: number): string {
-  return low === high
-    ? `keeps ${plural(low, "replica")}`
-    : `has from ${low} to ${plural(high, "replica")}`;
+  const most = plural(high, "replica");
+  return low === high ? most : `${low} to ${most}`;
 }
