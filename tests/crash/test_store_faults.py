@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,25 @@ def fresh_reading() -> Iterator[None]:
     store_writes.note_written()  # what failed here is no news of the next test's store
 
 
-@pytest.fixture
-def small_disk(migrated_file: Path, tmp_path: Path, django_db_blocker: Any) -> Iterator[Path]:
-    """Django's database on a file system of eight megabytes."""
+@contextmanager
+def full_soon(
+    migrated_file: Path, mount: Path, blocker: Any, megabytes: int = MEGABYTES
+) -> Iterator[Path]:
+    """Django's database on a small file system of its own."""
     if reason := images.why_not():
         skip_without(f"a small file system of its own; {reason}")
-    with images.tmpfs(tmp_path / "small", MEGABYTES) as folder:
+    with images.tmpfs(mount, megabytes) as folder:
         path = folder / "engine.sqlite3"
         shutil.copy(migrated_file, path)
-        with django_db_blocker.unblock(), pointed_at(path):
+        with blocker.unblock(), pointed_at(path):
             yield folder
-            bootstrap.event_store().close()
+
+
+@pytest.fixture
+def small_disk(migrated_file: Path, tmp_path: Path, django_db_blocker: Any) -> Iterator[Path]:
+    with full_soon(migrated_file, tmp_path / "small", django_db_blocker) as folder:
+        yield folder
+        bootstrap.event_store().close()
 
 
 def fill(folder: Path) -> Path:

@@ -1,6 +1,5 @@
 """A gateway whose disk is full says so to whoever asks whether it is ready, and recovers."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,7 @@ import httpx
 import pytest
 from django.conf import settings
 
-from tests.absent import skip_without
-from tests.crash import images
-from tests.crash.test_store_faults import fill
-from tests.databases import pointed_at
+from tests.crash.test_store_faults import fill, full_soon
 from tests.openai.stack import Stack, until
 
 MEGABYTES = 16
@@ -21,18 +17,14 @@ MEGABYTES = 16
 @pytest.fixture
 def gateway(migrated_file: Path, tmp_path: Path, django_db_blocker: Any) -> Iterator[Stack]:
     """One whose data folder is a small file system of its own."""
-    if reason := images.why_not():
-        skip_without(f"a small file system of its own; {reason}")
-    with images.tmpfs(tmp_path / "small", MEGABYTES) as folder:
-        path = folder / "engine.sqlite3"
-        shutil.copy(migrated_file, path)
-        with django_db_blocker.unblock(), pointed_at(path):
-            stack = Stack(folder, settings.SECRET_KEY)
-            try:
-                stack.start()
-                yield stack
-            finally:
-                stack.stop()
+    mount = tmp_path / "small"
+    with full_soon(migrated_file, mount, django_db_blocker, MEGABYTES) as folder:
+        stack = Stack(folder, settings.SECRET_KEY)
+        try:
+            stack.start()
+            yield stack
+        finally:
+            stack.stop()
 
 
 def test_a_gateway_on_a_full_disk_is_not_ready_until_there_is_space(gateway: Stack) -> None:
