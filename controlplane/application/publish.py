@@ -46,7 +46,7 @@ OVERDUE_S = 30.0
 
 def desired_nodes(state: FleetState, epoch: int, key: bytes = b"") -> list[DesiredNode]:
     """What every known node should run, by node id; replicas by replica id. ``key``: of which the
-    secrets of groups over nodes are made."""
+    secrets of groups over nodes are made; ValueError if there is such a group, and no key."""
     wanted: dict[str, list[DesiredReplica]] = {
         node_id: [] for node_id, node in state.nodes.items() if node.status != "absent"
     }
@@ -123,6 +123,8 @@ def _group(
 ) -> GroupPart:
     """Rank 0's own node knows where it listens: it is not told, and need not begin anew when that
     changes."""
+    if not key:
+        raise ValueError("a group over nodes needs a key: without one its secret could be guessed")
     first = state.nodes.get(assignment.node_id)
     address = first.host.fabric_address if first and 0 not in ranks else ""
     named = f"group {assignment.replica_id}".encode()

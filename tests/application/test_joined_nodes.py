@@ -72,6 +72,13 @@ def test_each_node_is_told_its_ranks_and_where_the_first_one_is() -> None:
     assert wire.group and (wire.group.ranks, wire.device_indices, wire.leads) == ((1,), (0,), False)
 
 
+def test_without_a_key_no_group_is_told_of() -> None:
+    fleet = Fleet(["10.0.0.1:7", "10.0.0.2:8"])
+    fleet.plan()
+    with pytest.raises(ValueError, match="needs a key"):
+        fleet.told(b"")
+
+
 def test_a_secret_is_of_one_placement_and_one_control_plane() -> None:
     fleet = Fleet(["10.0.0.1:7", "10.0.0.2:8"])
     fleet.plan()
