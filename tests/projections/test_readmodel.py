@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.apps import apps
@@ -92,6 +93,22 @@ def test_a_rebuild_gives_the_same_state(store: EventStore) -> None:
     result = Projector(store).rebuild()
     assert (result.position, result.live) == (store.head().position, result.rebuilt)
     assert result.rebuilt == kept_hash()
+
+
+def test_a_rebuild_leaves_history_as_it_is_where_it_is_right(store: EventStore) -> None:
+    Projector(store).catch_up_all()
+    statements: list[str] = []
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, *rest)
+
+    with connections["default"].execute_wrapper(note):
+        Projector(store).rebuild()
+    histories = [codec.name for table, codec in CODECS.items() if table.history]
+    assert any(f"FROM {name}" in sql for sql in statements for name in histories)
+    writes = [sql for sql in statements if sql.startswith(("DELETE", "INSERT"))]
+    assert not [sql for sql in writes if any(f" {name} " in f"{sql} " for name in histories)]
 
 
 def test_a_rebuild_finds_and_mends_a_wrong_row(store: EventStore) -> None:

@@ -92,18 +92,20 @@ class Rebuild:
 
     def _compare(self, table: type[Row], made: list[Row], stretch: tuple[int, int]) -> None:
         codec = CODECS[table]
-        stored = in_order(table, self._stretch(codec, stretch))
-        lines = list(map(line_of, stored))
+        lines = self._stored_lines(table, stretch)
         self._live.add(table, lines)
-        if stored != made:
+        if lines != list(map(line_of, made)):  # as lines: a stored row has lists for tuples
             with transaction.atomic(self._alias), connections[self._alias].cursor() as cursor:
                 cursor.execute(codec.delete_stretch, stretch)
                 codec.write(cursor, [], made, cursor.db.vendor)
-            lines = [line_of(row) for row in in_order(table, self._stretch(codec, stretch))]
+            lines = self._stored_lines(table, stretch)
         self._rebuilt.add(table, lines)
 
-    def _stretch(self, codec: Codec[Any], stretch: tuple[int, int]) -> list[Any]:
-        return self._fetch(codec, codec.select_stretch, stretch)
+    def _stored_lines(self, table: type[Row], stretch: tuple[int, int]) -> list[bytes]:
+        codec = CODECS[table]
+        return list(
+            map(line_of, in_order(table, self._fetch(codec, codec.select_stretch, stretch)))
+        )
 
     def _fetch(self, codec: Codec[Any], sql: str, params: Sequence[Any] = ()) -> list[Any]:
         with connections[self._alias].cursor() as cursor:
