@@ -74,6 +74,8 @@ def verify_export(folder: Path, keys: Sequence[PublicKey]) -> Verified:
 
 def _manifest(folder: Path, keys: Sequence[PublicKey]) -> Manifest:
     path = folder / MANIFEST
+    if not folder.is_dir():
+        raise ExportError(f"There is no folder {folder}.")
     if not path.is_file():
         raise Damaged(Finding("export", 0, "", "file", f"{MANIFEST} is missing"))
     try:
@@ -358,8 +360,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _keys(given: str) -> list[PublicKey]:
+    """Of a file, or of a key as it is written: ``name+hash+base64``."""
     path = Path(given)
-    keys = parse_keys(path.read_text() if path.is_file() else given)
+    is_key = "+" in given and not path.is_file()
+    keys = parse_keys(given if is_key else path.read_text())
     if not keys:
         raise NoteError("no key was given")
     return keys

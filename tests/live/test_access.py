@@ -185,3 +185,19 @@ async def test_a_suspended_tenant_hears_no_more_within_a_second(live: Live) -> N
         assert await one.closed(seconds=1.0) == 4401
         await asyncio.to_thread(order, "other", tenant.ChangeTier("other", "premium", time.time()))
         assert (await other.next("event"))["stream"] == "tenant-other"
+
+
+async def test_suspended_operators_keys_hear_no_more_but_who_logged_in_does(
+    live: Live, operator: str
+) -> None:
+    _, cookie = await asyncio.to_thread(cookie_of, "ann", "admin")
+    async with (
+        live.subscribed(operator) as by_key,
+        live.listener(cookie=cookie, origin="http://localhost") as by_cookie,
+    ):
+        assert await by_cookie.connect()
+        await by_cookie.send(type="subscribe", after=None)
+        suspend = tenant.SuspendTenant("operators", "leaked", time.time())
+        await asyncio.to_thread(order, "operators", suspend)
+        assert await by_key.closed(seconds=1.0) == 4401
+        assert (await by_cookie.next("event"))["stream"] == "tenant-operators"

@@ -4,6 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from controlplane.application.notes import Signer
+from controlplane.verify import main
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,3 +23,16 @@ def test_it_imports_no_framework_and_no_database() -> None:
         env={"PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_mistyped_path_is_not_called_tampering(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = Signer.generate("engine").public.line
+    for arguments, said in (
+        ([str(tmp_path / "nope"), "--key", key], "There is no folder"),
+        ([str(tmp_path), "--key", str(tmp_path / "nope.pub")], "No such file"),
+    ):
+        assert main(arguments) == 2
+        assert said in capsys.readouterr().err
+    assert main([str(tmp_path), "--key", key]) == 1  # a folder whose manifest is gone

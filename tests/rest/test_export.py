@@ -149,6 +149,12 @@ def test_the_command_refuses_what_does_not_exist(api: Api, tmp_path: Path) -> No
             CommandError, match=r"There is no (tenant|event type) '?N?n?ope|Nonsense"
         ):
             call_command("export_audit", "--out", str(tmp_path / "out"), option)
+    for option in ("--part-rows=0", "--part-rows=-1", "--after=-5", "--upto=-1", "--since=1e400"):
+        with pytest.raises(CommandError, match=option.partition("=")[0]):
+            call_command("export_audit", "--out", str(tmp_path / "out"), option)
+    with pytest.raises(CommandError, match="Give --out a folder"):
+        call_command("export_audit", "--out", "")
+    assert not (tmp_path / "out").exists()
     with pytest.raises(CommandError, match="no way to ftp"):
         call_command("export_audit", "--out", "ftp://x")
 

@@ -53,6 +53,19 @@ def test_rotating_with_no_overlap_ends_the_old_secret_at_once(acme: Api) -> None
     assert Api(answer.json()["secret"]).get("status/").status_code == 200
 
 
+def test_an_end_that_is_over_is_a_mistake_not_the_end_of_the_old_secret(acme: Api) -> None:
+    """Somebody means "in an hour". A clock that is a few seconds behind means now."""
+    key_id, old = issue(acme)
+    path = f"tenants/acme/keys/{key_id}/rotate/"
+    for until in (3600, 1, -1, time.time() - 3600):
+        refused = acme.post(path, {"previous_valid_until": until})
+        assert problem(refused, 400) in ("invalid_expiry", "invalid_time"), until
+    assert old.get("status/").status_code == 200
+    answer = acme.post(path, {"previous_valid_until": time.time() - 5})
+    assert Api(answer.json()["secret"]).get("status/").status_code == 200
+    assert problem(old.get("status/"), 401) == "invalid_token"
+
+
 def test_a_secret_is_in_no_stored_answer(acme: Api) -> None:
     """A resend with the same Idempotency-Key gets the receipt, the first secret stays good and no
     second one is made."""

@@ -68,6 +68,20 @@ def test_a_suspended_tenants_token_opens_nothing(admin: Api, tenants: None) -> N
     assert problem(bearer.get("status/"), 403) == "tenant_suspended"
 
 
+def test_suspended_operators_keys_and_tokens_open_nothing(admin: Api, tenants: None) -> None:
+    """A leaked key of the whole fleet is stopped; whoever logs in resumes the tenant."""
+    order = {"name": "fleet", "role": "admin", "scopes": ["admin:read", "admin:write"]}
+    key = Api(admin.post("tenants/operators/keys/", order).json()["secret"])
+    bearer = Api(token(owner="operators", sub="olga", groups=["ml-admins"]))
+    assert key.get("status/").status_code == bearer.get("status/").status_code == 200
+    admin.post("tenants/operators/suspend/", {"reason": "leaked"})
+    for api in (key, bearer):
+        assert problem(api.get("status/"), 403) == "tenant_suspended"
+        assert problem(api.post("models/", {"name": "m"}), 403) == "tenant_suspended"
+    assert admin.post("tenants/operators/resume/", {}).status_code == 200
+    assert key.get("status/").status_code == bearer.get("status/").status_code == 200
+
+
 def test_an_expired_token_is_told_so(tenants: None) -> None:
     answer = Api(token(exp=int(time.time()) - 100)).get("status/")
     assert problem(answer, 401) == "token_expired" and "Bearer" in answer["WWW-Authenticate"]

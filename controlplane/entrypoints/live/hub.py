@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import msgspec
+from django.conf import settings
 from prometheus_client import Counter, Gauge
 
 from controlplane import bootstrap
@@ -230,8 +231,15 @@ def loses_access(subscriber: Subscriber, event: Event) -> bool:
         case DashboardUserSaved():
             return subscriber.actor == f"user:{event.username}"
         case TenantSuspended() | TenantDeleted():
-            return subscriber.tenant_id == event.tenant_id
+            return _works_for(subscriber) == event.tenant_id
     return False
+
+
+def _works_for(subscriber: Subscriber) -> str | None:
+    """The tenant whose key or token it came with; None for who logged in and sees everything."""
+    if subscriber.tenant_id is None and not subscriber.actor.startswith("user:"):
+        return settings.OPERATOR_TENANT
+    return subscriber.tenant_id
 
 
 def _event_message(recorded: RecordedEvent) -> str:

@@ -13,8 +13,8 @@ def check_grant(request: Request, role: str, scopes: tuple[str, ...]) -> None:
     if not may_grant(principal_in(request), role, scopes):
         raise Forbidden(
             "forbidden_scope",
-            "Only an administrator issues keys with admin scopes or roles, and only who may read"
-            " text issues keys with text:read.",
+            "Only an administrator issues keys with admin scopes or roles. A key with text:read is"
+            " issued by an administrator who is logged in, or by a key that has text:read itself.",
         )
 
 

@@ -60,14 +60,13 @@ def tenant_state(tenant_id: str) -> tenant.Tenant:
 
 def _reach(tenant_id: str, owner: tenant.Tenant) -> str:
     """What the principal is confined to: its tenant, unless that is the operators' own. A
-    suspended tenant's tokens open nothing, its own records included."""
+    suspended tenant's tokens open nothing, its own records included; the operators' is resumed by
+    whoever logs in to the dashboard."""
     if not owner.exists or owner.deleted:
         raise invalid_token()
-    if tenant_id == settings.OPERATOR_TENANT:
-        return ""
     if owner.suspended:
         raise Problem(403, "tenant_suspended", f"Tenant '{tenant_id}' is suspended.")
-    return tenant_id
+    return "" if tenant_id == settings.OPERATOR_TENANT else tenant_id
 
 
 def invalid_token() -> Problem:

@@ -18,6 +18,7 @@ import msgspec
 from django.conf import settings
 from django.db.models import Count, Q, Sum
 from django.db.models.functions import Coalesce
+from django.http.response import HttpResponseBase
 
 from controlplane import bootstrap
 from controlplane.adapters.access.keys import last_uses
@@ -99,6 +100,13 @@ def wait_for(min_position: int | None) -> int:
         time.sleep(_POLL_SECONDS)
     retry = {"Retry-After": "1"}
     raise Problem(503, "projection_behind", "The read model is not there yet.", retry)
+
+
+def in_effect(response: HttpResponseBase) -> HttpResponseBase:
+    """The answer, once the ledger's next transaction, in whichever process, reads the change."""
+    if "X-Log-Position" in response:
+        wait_for(int(response["X-Log-Position"]))
+    return response
 
 
 _projecting = threading.Lock()

@@ -186,7 +186,10 @@ OPERATIONS = {
     ),
     "keys_revoke": Operation("Keys", "Revoke a key", "For good, on every process within a second."),
     "keys_rotate": Operation(
-        "Keys", "Make a new secret", "The old one stays good until `previous_valid_until`."
+        "Keys",
+        "Make a new secret",
+        "The old one stays good until `previous_valid_until`, or until the next rotation: a key "
+        "has two secrets at most. Send an `Idempotency-Key`: then a retry does not rotate again.",
     ),
     "keys_suspend": Operation("Keys", "Suspend a key"),
     "keys_resume": Operation("Keys", "Resume a suspended key"),
@@ -313,7 +316,8 @@ OPERATIONS = {
         "Log",
         "Export events or requests",
         "Streamed, whole or filtered; `after` resumes. With `manifest=true` the signed manifest of "
-        "that file, which `manage.py verify` checks without the database.",
+        "that file: beside it, as `manifest.json`, `python -m controlplane.verify DIR --key FILE` "
+        "checks both without the database.",
     ),
     # --- proof
     "checkpoints_list": Operation("Proof", "List the signed checkpoints"),

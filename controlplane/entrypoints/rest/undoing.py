@@ -16,7 +16,7 @@ from controlplane.domain import tenant
 from controlplane.domain.audit import cause_of_undo
 from controlplane.domain.decider import Command
 from controlplane.domain.errors import DomainError, NotFound
-from controlplane.entrypoints.rest import referring
+from controlplane.entrypoints.rest import reading, referring
 from controlplane.entrypoints.rest.fields import MAX_POSITION
 from controlplane.entrypoints.rest.granting import check_regrant
 from controlplane.entrypoints.rest.writing import Write, perform, replayed
@@ -63,7 +63,7 @@ def undo(request: Request, recorded: RecordedEvent, body: dict[str, Any]) -> Htt
     response = perform(request, _write(recorded, order, body))
     if isinstance(order.command, tenant.RevokeApiKey) and "X-Log-Position" in response:
         keys.forget_key(order.command.key_id)
-    return response
+    return reading.in_effect(response) if resource_of(recorded) == "budget" else response
 
 
 def _order(recorded: RecordedEvent) -> Order:

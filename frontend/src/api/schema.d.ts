@@ -237,7 +237,7 @@ export interface paths {
         };
         /**
          * Export events or requests
-         * @description Streamed, whole or filtered; `after` resumes. With `manifest=true` the signed manifest of that file, which `manage.py verify` checks without the database.
+         * @description Streamed, whole or filtered; `after` resumes. With `manifest=true` the signed manifest of that file: beside it, as `manifest.json`, `python -m controlplane.verify DIR --key FILE` checks both without the database.
          */
         get: operations["audit_export"];
         put?: never;
@@ -1251,7 +1251,7 @@ export interface paths {
         put?: never;
         /**
          * Make a new secret
-         * @description The old one stays good until `previous_valid_until`.
+         * @description The old one stays good until `previous_valid_until`, or until the next rotation: a key has two secrets at most. Send an `Idempotency-Key`: then a retry does not rotate again.
          */
         post: operations["keys_rotate"];
         delete?: never;
@@ -2574,7 +2574,7 @@ export interface components {
             reason?: string;
             /**
              * Format: double
-             * @description When the old secret ends; left out: in 24 hours.
+             * @description When the old secret ends, 0 for at once; left out: in 24 hours.
              */
             previous_valid_until?: number;
         };

@@ -154,7 +154,7 @@ class KeyOrder(Order):
 
 class RotateOrder(Order):
     previous_valid_until = Number(
-        required=False, help_text="When the old secret ends; left out: in 24 hours."
+        required=False, help_text="When the old secret ends, 0 for at once; left out: in 24 hours."
     )
 
 

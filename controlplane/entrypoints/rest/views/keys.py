@@ -28,6 +28,7 @@ from controlplane.entrypoints.rest.writing import (
 )
 
 OVERLAP_SECONDS = 24 * 3600.0
+CLOCK_SKEW_SECONDS = 60.0  # by which a caller's "now" may lie behind
 
 
 class Keys(ApiView):
@@ -86,8 +87,10 @@ class KeyRotation(ApiView):
         check_regrant(request, tenant_id, key_id)
         secret_id, secret, full = tokens.new_secret(key_id)
         until = body.get("previous_valid_until", now + OVERLAP_SECONDS)
+        if until == 0 or now - CLOCK_SKEW_SECONDS <= until < now:
+            until = now
         command = tenant.RotateApiKey(
-            TenantId(tenant_id), KeyId(key_id), secret_id, secret[-4:], max(until, now), now
+            TenantId(tenant_id), KeyId(key_id), secret_id, secret[-4:], until, now
         )
         order = _order(tenant_id, key_id, command, body, status=200)
         return _with_secret(request, order, _Secret(secret_id, key_id, secret, full))

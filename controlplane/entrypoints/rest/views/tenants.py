@@ -119,12 +119,12 @@ class Budget(ApiView):
         wanted = BudgetRule(budget_id=budget_id, limit=limit, **rule)
         spending.require_target(tenant_id, wanted)
         command = tenant.SetBudget(TenantId(tenant_id), wanted, time.time())
-        return _in_effect(perform(request, _write(tenant_id, command, body)))
+        return reading.in_effect(perform(request, _write(tenant_id, command, body)))
 
     @write("budgets_remove")
     def delete(self, request: Request, tenant_id: str, budget_id: str) -> HttpResponseBase:
         command = tenant.RemoveBudget(TenantId(tenant_id), budget_id, time.time())
-        return _in_effect(perform(request, _write(tenant_id, command)))
+        return reading.in_effect(perform(request, _write(tenant_id, command)))
 
 
 class BudgetReset(ApiView):
@@ -135,7 +135,7 @@ class BudgetReset(ApiView):
         body = body_of(request, Order)
         spent = spending.spent_now(tenant_id, budget_id, time.time())
         command = tenant.ResetBudget(TenantId(tenant_id), budget_id, spent, time.time())
-        return _in_effect(perform(request, _write(tenant_id, command, body)))
+        return reading.in_effect(perform(request, _write(tenant_id, command, body)))
 
 
 def _moment(query: dict[str, Any]) -> spending.Moment:
@@ -143,13 +143,6 @@ def _moment(query: dict[str, Any]) -> spending.Moment:
     if "as_of" in query:
         return spending.Moment(moments.moment_of(query["as_of"]), past=True)
     return spending.Moment(time.time())
-
-
-def _in_effect(response: HttpResponseBase) -> HttpResponseBase:
-    """The answer, once the ledger's next transaction, in whichever process, reads the change."""
-    if "X-Log-Position" in response:
-        reading.wait_for(int(response["X-Log-Position"]))
-    return response
 
 
 class Tickets(ApiView):

@@ -30,6 +30,8 @@ class Command(DatabaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         name = options["tenant"]
+        if not options["reason"].strip():
+            raise CommandError("Give a --reason: it is kept in the audit.")
         command = capture.EraseText(TenantId(name), bootstrap.clock().now())
         meta = EventMeta(cli_principal().actor, reason=redacted(options["reason"]))
         try:

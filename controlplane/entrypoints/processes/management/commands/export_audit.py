@@ -7,7 +7,10 @@ The same command again continues where the last run ended, or was killed::
     python -m controlplane.verify audit/ --key sealing.pub
 """
 
+import math
 import time
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,16 +40,16 @@ class Command(DatabaseCommand):
         add("--format", choices=FORMATS, default="jsonl")
         add("--out", required=True, metavar="DIR", help="A folder, s3://… or an http(s) URL.")
         add("--state", type=Path, metavar="DIR", help="Where the cursor of a URL is kept.")
-        add("--after", type=int, default=0, help="Positions beyond this one.")
-        add("--upto", type=int, help="Up to and with this one; default: the last.")
+        add("--after", type=at_least(0), default=0, help="Positions beyond this one.")
+        add("--upto", type=at_least(0), help="Up to and with this one; default: the last.")
         add("--tenant", help="Only what belongs to this tenant.")
         add("--type", action="append", default=[], help="Event type, or endpoint; repeatable.")
         add("--since", type=moment, help="ISO 8601 or Unix seconds, inclusive.")
         add("--until", type=moment, help="ISO 8601 or Unix seconds, exclusive.")
-        add("--part-rows", type=int, default=PART_ROWS, help="Records in a part, at most.")
+        add("--part-rows", type=at_least(1), default=PART_ROWS, help="Records in a part, at most.")
         add("--no-formula-guard", action="store_true", help="CSV cells exactly as they are.")
         add("--follow", action="store_true", help="Go on with what comes, until stopped.")
-        add("--interval", type=float, default=10.0, help="Seconds between two looks.")
+        add("--interval", type=at_least(1), default=10, help="Seconds between two looks.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -62,6 +65,8 @@ class Command(DatabaseCommand):
 
     def _job(self, options: dict[str, Any]) -> ExportJob:
         what, kinds = options["what"], options["type"]
+        if not options["out"]:
+            raise CommandError("Give --out a folder, s3://… or an http(s) URL.")
         if options["tenant"] and not bootstrap.event_store().replay(f"tenant-{options['tenant']}"):
             raise CommandError(f"There is no tenant {options['tenant']!r}.")
         unknown = sorted(set(kinds) - EVENT_TYPES.keys()) if what == "events" else []
@@ -91,7 +96,22 @@ class Command(DatabaseCommand):
 def moment(text: str) -> float:
     """Unix seconds of an ISO 8601 date or time (UTC where it says nothing else), or as given."""
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         at = datetime.fromisoformat(text)
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    if not math.isfinite(seconds):
+        raise ValueError(text)
+    return seconds
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """How ``argparse`` reads a whole number that is not below ``least``."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise ArgumentTypeError(f"{text} is below {least}")
+        return value
+
+    return number
