@@ -49,7 +49,7 @@ class Command(DatabaseCommand):
         add("--part-rows", type=at_least(1), default=PART_ROWS, help="Records in a part, at most.")
         add("--no-formula-guard", action="store_true", help="CSV cells exactly as they are.")
         add("--follow", action="store_true", help="Go on with what comes, until stopped.")
-        add("--interval", type=at_least(1), default=10, help="Seconds between two looks.")
+        add("--interval", type=float, default=10.0, help="Seconds between two looks.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
